@@ -1,0 +1,1 @@
+"""Tokens: scheduling, KV memory, model execution."""

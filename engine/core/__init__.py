@@ -1,0 +1,1 @@
+"""The policy core: integers only, no torch, no clock."""

@@ -1,0 +1,108 @@
+"""What a step runs and what came of it: the data between scheduler and executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.types import GenerationRequest, TokenLogprobs
+
+PENDING_TOKEN = -1  # stands for the token that the previous, still running step is sampling
+
+
+class SeqId(NamedTuple):
+    """One choice of one request: what the engine schedules."""
+
+    request_id: int
+    choice_index: int
+
+
+class BlockTableTail(NamedTuple):
+    """Entries `start`, `start + 1`, … of a block table become `block_ids`; entries before stay as they were.
+
+    For a sequence whose record travels in this step `start` is 0 and the table is complete.
+    """
+
+    start: int
+    block_ids: tuple[int, ...]
+
+
+class BlockCopy(NamedTuple):
+    """Copy all layers of a block before the step runs (copy-on-write). All copies of a step read before any
+    writes are visible to its kernels; no block is both source and target."""
+
+    group: int
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSeq:
+    """One sequence's share of a step.
+
+    Runs the tokens at positions start_position … start_position + num_scheduled_tokens − 1; `token_ids` are
+    those tokens (PENDING_TOKEN only as the last one). After the step, KV exists for all of them.
+    """
+
+    seq_id: SeqId
+    start_position: int
+    token_ids: tuple[int, ...]
+    block_tables: tuple[BlockTableTail, ...]  # what changed, one per KV group
+    num_logits_rows: int  # logits of the last so many tokens are needed: 0 none, 1 last, len(token_ids) all
+    sample: bool  # draw a token from the last row
+    output_position: int  # how many outputs precede the token drawn: its position in the noise
+    record: GenerationRequest | None = None  # travels once: when the sequence is new or resumed (choice_index, n = 1)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step. An executor first forgets, then copies blocks, then runs the sequences in this order."""
+
+    step_id: int
+    seqs: tuple[ScheduledSeq, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
+    forget: tuple[SeqId, ...] = ()  # sequences whose state the executor drops (ended or preempted)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(len(seq.token_ids) for seq in self.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class SeqResult:
+    """What a step gave one sequence: 0..k tokens, or an error that ends this sequence alone."""
+
+    seq_id: SeqId
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token when the request asked
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of the prompt positions this step made known
+    embedding: tuple[float, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of SchedulerOutput.seqs, one each."""
+
+    step_id: int
+    results: tuple[SeqResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupCapacity:
+    """One KV group: layers that keep the same part of a sequence."""
+
+    num_blocks: int  # including the null block 0, which is never handed out
+    window: int | None = None  # tokens a layer of this group can see back, itself included; None = all
+
+
+@dataclass(frozen=True, slots=True)
+class KVCapacity:
+    """The KV memory that the scheduler may give out."""
+
+    block_size: int
+    groups: tuple[KVGroupCapacity, ...]

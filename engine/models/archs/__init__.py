@@ -1,0 +1,1 @@
+"""One file per model family: config mapping and weight names, data only."""

@@ -1,0 +1,1 @@
+"""From a scheduler's plan to token ids."""

@@ -1,0 +1,159 @@
+"""What crosses the boundary between server and engine: plain frozen data, standard library only.
+
+Tokens only: no text, no arrays. Ids of requests, tenants and cache namespaces are integers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended. Exactly one of these arrives per choice, in its last RequestUpdate."""
+
+    STOP = "stop"  # a stop token was sampled
+    LENGTH = "length"  # max_tokens or the model's context was reached
+    ABORT = "abort"  # ended by abort() before its natural end
+    ERROR = "error"  # this choice alone failed; RequestUpdate.error says why
+
+
+class Pooling(StrEnum):
+    """How the hidden states of a prompt become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen; applied in the order of the fields' groups below.
+
+    All ranges are checked by the server; the engine trusts them.
+    """
+
+    max_tokens: int  # output tokens at most; 0 = compute the prompt only
+    min_tokens: int = 0  # stop tokens are masked until this many outputs exist
+    # masks
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    # bias, penalties
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0  # over prompt and outputs
+    presence_penalty: float = 0.0  # over outputs
+    frequency_penalty: float = 0.0  # over outputs
+    # draw
+    temperature: float = 1.0  # 0 = greedy
+    top_k: int = 0  # 0 = off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    # reports: number of alternatives beside the token itself; None = no logprobs at all
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Choices `choice_index` … `choice_index + n - 1` of one request, all from the same tokens.
+
+    A fresh request with n choices is one record with choice_index 0 and that n. Resuming after preemption
+    and replaying after the engine's death send one record per choice (n = 1) whose `output_token_ids` hold
+    what it had produced: they count as outputs (penalties, min_tokens, limits, noise position), not prompt.
+    `prompt_token_ids` is never empty and, with max_tokens, fits the context.
+    """
+
+    request_id: int
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int  # 64 bits, unsigned; drawn by the server when the client gives none
+    stop_token_ids: tuple[int, ...] = ()  # every EOS resolved by the server; empty under ignore_eos
+    output_token_ids: tuple[int, ...] = ()
+    choice_index: int = 0
+    n: int = 1
+    cache_namespace: int = 0  # requests share cached prefixes only within one namespace
+    pooling: Pooling | None = None  # an embedding request: max_tokens is 0, the vector comes in the last update
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-softmax of the raw logits at one position; natural log, −inf is sent as −9999."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = the most likely token
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), most likely first, ties by lowest id
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUpdate:
+    """News of one choice. The one with a finish_reason is the choice's last."""
+
+    request_id: int
+    choice_index: int
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per new token when asked for, else empty
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # newly known positions, in order; the first is None
+    num_cached_tokens: int = 0  # prefix hit at first admission
+    embedding: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the stop token that ended it (the last of new_token_ids)
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroupStats:
+    """Blocks of one KV group by state; the four add up to the total."""
+
+    free: int
+    private: int
+    shared: int
+    cached: int  # in the prefix tree, referenced by nobody: evictable
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """The engine's state after a step. Names ending in _total count since the engine started."""
+
+    step_id: int
+    num_running: int
+    num_waiting: int
+    num_prefill_tokens: int  # scheduled in this step
+    num_decode_tokens: int
+    kv_groups: tuple[KVGroupStats, ...]
+    num_wasted_slots: int  # slots of live blocks that hold no token
+    oldest_waiting_steps: int  # steps the queue's head has waited
+    prefix_query_tokens_total: int
+    prefix_hit_tokens_total: int
+    evicted_blocks_total: int
+    preemptions_total: int
+    preempted_tokens_total: int  # computed tokens given up
+    overrun_tokens_total: int  # sampled but not delivered (the choice had ended)
+    schedule_seconds: float = 0.0  # the times are filled in by the loop
+    execute_seconds: float = 0.0
+    update_seconds: float = 0.0
+    started_at: float = 0.0  # time.monotonic() of the step's begin
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine tells the server once it can serve."""
+
+    architecture: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    block_size: int
+    num_kv_blocks: tuple[int, ...]  # per KV group
+    kv_capacity_tokens: int
+    kv_cache_bytes: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    device: str
+    kernels: str
+    dtype: str
+    kv_cache_dtype: str
+    quantization: str
+    num_threads: int
+    hidden_size: int
