@@ -195,9 +195,7 @@ class KernelSet(ABC):
         """Bytes that new_kv_cache takes per block."""
 
     @abstractmethod
-    def copy_blocks(
-        self, kv_cache: Array, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]
-    ) -> None:
+    def copy_blocks(self, kv_cache: Array, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         """Copy whole blocks (all layers) source → target. All reads happen before any write; targets are distinct."""
 
     # -- weights --------------------------------------------------------------------------------------------
@@ -226,9 +224,7 @@ class KernelSet(ABC):
         """out[t] = scale · weight[token_ids[t]] (added to out when accumulate). token_ids [T], out [T, H]."""
 
     @abstractmethod
-    def rms_norm(
-        self, x: Array, weight: Array, eps: float, out: Array, residual: Array | None = None
-    ) -> None:
+    def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, residual: Array | None = None) -> None:
         """out = x / sqrt(mean(x²) + eps) · weight over the last axis; the mean is taken in float32.
 
         x, out: [T, H], or [T, heads, D] normalised per head (out may be x: in place). With `residual` [T, H]:

@@ -18,8 +18,6 @@ def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) 
         try:
             from kernels.reference.torch_kernels import TorchKernels
         except ImportError as error:
-            raise ValueError(
-                f"the torch kernels need torch: pip install 'octavo[torch]' ({error})"
-            ) from error
+            raise ValueError(f"the torch kernels need torch: pip install 'octavo[torch]' ({error})") from error
         return TorchKernels(device=device, dtype=dtype, num_threads=num_threads)
     raise ValueError(f"unknown kernels {name!r}: choose one of {', '.join(NAMES)}")
