@@ -18,6 +18,14 @@ class FinishReason(StrEnum):
     ERROR = "error"  # this choice alone failed; RequestUpdate.error says why
 
 
+class ErrorKind(StrEnum):
+    """Whose fault the error of a choice is: what the server answers."""
+
+    REJECTED = "rejected"  # the request can never run here: the client's fault (400)
+    INTERNAL = "internal"  # the engine failed on this choice (500)
+    UNAVAILABLE = "unavailable"  # the engine is gone and the choice could not be carried over (503)
+
+
 class Pooling(StrEnum):
     """How the hidden states of a prompt become one vector."""
 
@@ -98,6 +106,7 @@ class RequestUpdate:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop token that ended it (the last of new_token_ids)
     error: str | None = None
+    error_kind: ErrorKind = ErrorKind.INTERNAL  # means something beside an error only
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,14 @@ class StepStats:
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
     started_at: float = 0.0  # time.monotonic() of the step's begin
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far the start has come."""
+
+    stage: str  # for people: "reading weights"
+    fraction: float  # of the whole start, 0 … 1
 
 
 @dataclass(frozen=True, slots=True)
