@@ -137,9 +137,8 @@ class CsrValues:
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """logit −= presence·[count > 0] + frequency·count; then logit ÷= r if positive, ×= r if not, for seen tokens.
-
-    The repetition penalty is applied first, then presence and frequency, as the OpenAI formula has it on top.
+    """Per seen token: the logit divided by `repetition` if positive, multiplied if not; then, as in the OpenAI formula,
+    less frequency · count, less presence where count > 0. float32, in this order.
     """
 
     row_starts: npt.NDArray[np.int32]
@@ -152,7 +151,10 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class LogprobsResult:
-    """Per row: the asked token's log-softmax and rank (1 = most likely), and the `top` most likely tokens."""
+    """Per row: the asked token's log-softmax and rank, and the `top` most likely tokens.
+
+    The rank is the token's place in that order: 1 + the more likely ones + the equally likely with a lower id.
+    """
 
     logprob: npt.NDArray[np.float32]  # [R]
     rank: npt.NDArray[np.int32]  # [R]
@@ -330,13 +332,14 @@ class KernelSet(ABC):
         """One token id per row [R]; `logits` float32 [R, V] are left as they were.
 
         Order: masks → bias → penalties → greedy exit → temperature → top_k → top_p → min_p → draw.
-        top_k keeps every token whose logit is at least the k-th largest; top_p (float64 softmax over what is left,
-        early return for p ≥ 1) keeps every token whose probability is at least that at the cutoff index, so ties are
-        kept or dropped together; min_p keeps probabilities ≥ min_p · the largest. The draw is Gumbel-max in float32
-        over the survivors: argmax(logit / temperature + g), g = −log(−log(u)), u = (x + 0.5)·2⁻³² from the first
-        word x of Philox4x32-10 with key = seed (low word, high word) and counter = (token id, output position,
-        choice index, purpose 0); ties go to the lowest id. Greedy ties too. A row whose every token is banned, or
-        whose logits hold a NaN, gives −1.
+        z = logit / temperature in float32. top_k keeps every token with z at least the k-th largest. top_p (early
+        return for p ≥ 1): float64 softmax over what is left, summed from the largest down; it keeps every token
+        whose z is at least that at the first index where the sum reaches p, so ties are kept or dropped together.
+        min_p keeps z ≥ max z + log(min_p), compared in float64. The draw is Gumbel-max over the survivors:
+        argmax(z + g), summed in float32; g = −log(−log(u)) computed in float64 (u rounds to 1 in float32) and rounded
+        to float32, u = (x + 0.5)·2⁻³² from the first word x of Philox4x32-10 with key = seed (low word, high word)
+        and counter = (token id, output position, choice index, purpose 0); ties go to the lowest id. Greedy ties
+        too. A row whose every token is banned, or whose raw logits hold a NaN, gives −1.
         """
 
     @abstractmethod
@@ -347,7 +350,8 @@ class KernelSet(ABC):
 
     def run(self, shape_class: Hashable, forward: Callable[[], None]) -> None:
         """Run `forward`, a fixed sequence of operations on fixed buffers for this shape class (only the buffers'
-        contents differ between calls). A backend may record it once and replay it."""
+        contents differ between calls). A backend may record it once and replay it. The index arrays of the step
+        (positions, slots, block tables, lengths) do not change within: what follows from them may be kept."""
         forward()
 
     def synchronize(self) -> None:

@@ -1,1 +1,1 @@
-"""The torch reference: obviously right, any device."""
+"""The torch reference: every operation the obvious way, on any device. The oracle and the fallback."""
