@@ -250,12 +250,17 @@ class KernelSet(ABC):
         """x += y, in place. [T, H]."""
 
     @abstractmethod
+    def add_gated(self, x: Array, y: Array, gate: Array) -> None:
+        """x[t] += σ(gate[t]) · y[t], in place: an expert behind a gate. x, y [T, H], gate float32 [T, 1]."""
+
+    @abstractmethod
     def linear(self, x: Array, weight: Array, out: Array) -> None:
         """out = x · Wᵀ + bias. x [T, K], out [T, N]; out may be float32 whatever the activations are (logits)."""
 
     @abstractmethod
     def gated_activation(self, gate_up: Array, activation: Activation, out: Array) -> None:
-        """out = act(gate) · up, with gate_up [T, 2·I] = gate beside up, out [T, I]."""
+        """out = act(gate) · up, with gate_up [T, 2·I] = gate beside up, out [T, I]; or [T, k, 2·I] and [T, k, I],
+        both contiguous (experts)."""
 
     @abstractmethod
     def activation(self, x: Array, activation: Activation, out: Array) -> None:

@@ -119,12 +119,15 @@ class TorchKernels(KernelSet):
     def add(self, x: torch.Tensor, y: torch.Tensor) -> None:
         x.add_(y)
 
+    def add_gated(self, x: torch.Tensor, y: torch.Tensor, gate: torch.Tensor) -> None:
+        x.copy_(torch.addcmul(x.float(), torch.sigmoid(gate), y.float()))
+
     def linear(self, x: torch.Tensor, weight: LinearWeight, out: torch.Tensor) -> None:
         linear.linear(x, weight, out)
 
     def gated_activation(self, gate_up: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
         width = out.shape[-1]
-        torch.mul(pointwise.activate(gate_up[:, :width], activation), gate_up[:, width:], out=out)
+        torch.mul(pointwise.activate(gate_up[..., :width], activation), gate_up[..., width:], out=out)
 
     def activation(self, x: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:
         out.copy_(pointwise.activate(x, activation))
