@@ -131,7 +131,7 @@ class Csr:
 @dataclass(frozen=True, slots=True)
 class CsrValues:
     row_starts: npt.NDArray[np.int32]
-    token_ids: npt.NDArray[np.int32]
+    token_ids: npt.NDArray[np.int32]  # distinct within a row
     values: npt.NDArray[np.float32]  # [nnz]
 
 
@@ -142,7 +142,7 @@ class Penalties:
     """
 
     row_starts: npt.NDArray[np.int32]
-    token_ids: npt.NDArray[np.int32]  # tokens seen in prompt or outputs
+    token_ids: npt.NDArray[np.int32]  # tokens seen in prompt or outputs, distinct within a row
     output_counts: npt.NDArray[np.int32]  # occurrences among the outputs; 0 = only in the prompt
     repetition: npt.NDArray[np.float32]  # [R], 1 = off
     presence: npt.NDArray[np.float32]  # [R]
@@ -196,6 +196,10 @@ class KernelSet(ABC):
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
         """Bytes that new_kv_cache takes per block."""
 
+    def device_memory_available_bytes(self) -> int | None:
+        """Bytes of the device's own memory that can still be taken; None: arrays live in the host's memory."""
+        return None
+
     @abstractmethod
     def copy_blocks(self, kv_cache: Array, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         """Copy whole blocks (all layers) source → target. All reads happen before any write; targets are distinct."""
@@ -216,6 +220,10 @@ class KernelSet(ABC):
     @abstractmethod
     def pack_vector(self, host: npt.NDArray[np.float32]) -> Array:
         """A norm's weight or bias, kept in float32."""
+
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes that the weights packed so far take."""
 
     # -- the model's operations -----------------------------------------------------------------------------
 

@@ -39,6 +39,7 @@ class TorchKernels(KernelSet):
     def __init__(self, device: str, dtype: DType, num_threads: int) -> None:
         self.activation_dtype = dtype
         self._device = torch.device(device)
+        self._weight_bytes = 0
         self._step_plans: dict[Hashable, Any] | None = None  # within run()
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
@@ -67,6 +68,11 @@ class TorchKernels(KernelSet):
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
         return elements_per_block(spec) * TORCH_DTYPES[spec.dtype].itemsize
 
+    def device_memory_available_bytes(self) -> int | None:
+        if self._device.type == "cpu":
+            return None
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
     def copy_blocks(self, kv_cache: KVCache, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         if len(sources):
             rows = kv_cache.blocks.index_select(0, from_host(sources).to(self._device))
@@ -75,13 +81,22 @@ class TorchKernels(KernelSet):
     # -- weights --------------------------------------------------------------------------------------------
 
     def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> LinearWeight:
-        return linear.pack_linear(parts, bias, TORCH_DTYPES[self.activation_dtype], self._device)
+        return self._count(linear.pack_linear(parts, bias, TORCH_DTYPES[self.activation_dtype], self._device))
 
     def pack_experts(self, experts: Sequence[Sequence[HostWeight]]) -> LinearWeight:
-        return linear.pack_experts(experts, TORCH_DTYPES[self.activation_dtype], self._device)
+        return self._count(linear.pack_experts(experts, TORCH_DTYPES[self.activation_dtype], self._device))
 
     def pack_vector(self, host: npt.NDArray[np.float32]) -> torch.Tensor:
-        return from_host(host).to(device=self._device, dtype=torch.float32)
+        vector = from_host(host).to(device=self._device, dtype=torch.float32)
+        self._weight_bytes += vector.nbytes
+        return vector
+
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def _count(self, packed: LinearWeight) -> LinearWeight:
+        self._weight_bytes += packed.weight.nbytes + (0 if packed.bias is None else packed.bias.nbytes)
+        return packed
 
     # -- the model's operations -----------------------------------------------------------------------------
 
