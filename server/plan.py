@@ -1,0 +1,55 @@
+"""What a request comes to once it is understood: token ids and the rules for what comes back. No wire, no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from engine.types import GenerationRequest, Pooling, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in tokens, with the room that its answer has."""
+
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    text: str | None = None  # as the client wrote it; None when it came as token ids
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """How the tokens of a choice become text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    keep_tokens: bool = False  # deltas carry their tokens, for logprobs and token ids
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request, ready to run: `num_draws` choices of each prompt, of which `num_choices` are answered."""
+
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams  # max_tokens is each prompt's own
+    seeds: tuple[int, ...]  # one per prompt, 64 bits unsigned
+    num_choices: int = 1
+    num_draws: int = 1
+    stop_token_ids: tuple[int, ...] = ()
+    cache_namespace: int = 0
+    pooling: Pooling | None = None
+    output: OutputOptions = field(default_factory=OutputOptions)
+
+    def request(self, prompt_index: int, request_id: int) -> GenerationRequest:
+        """What the engine is asked for one of the prompts."""
+        prompt = self.prompts[prompt_index]
+        return GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt.token_ids,
+            sampling=replace(self.sampling, max_tokens=prompt.max_tokens),
+            seed=self.seeds[prompt_index],
+            stop_token_ids=self.stop_token_ids,
+            n=self.num_draws,
+            cache_namespace=self.cache_namespace,
+            pooling=self.pooling,
+        )

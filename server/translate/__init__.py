@@ -1,0 +1,1 @@
+"""Between the wire and tokens: pure functions, no engine, no clock."""
