@@ -1,0 +1,328 @@
+"""Keeps an engine process alive: start, watch, restart, and carry the requests over.
+
+Lives in the server's event loop. One task (`run`) goes through the lives of the engine one after another:
+
+    spawn → loading → (suspects alone) → replay what is in flight → serve … death → kill, reap → wait → spawn …
+
+An engine is dead when its connection ends, and stuck when the watchdog says so; both are handled alike. Requests in
+flight stay in the table all the while; every new engine is sent what it does not have. A choice under which engines
+keep dying is run alone; if the engine dies again it ends with an error, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from engine.child import Death, EngineProcess
+from engine.config import EngineConfig
+from engine.core.plan import SeqId
+from engine.errors import ConfigError, EngineDead, EngineError, ModelError
+from engine.inflight import Choice, Entry, InFlight
+from engine.recovery import Recovery, RecoveryOptions
+from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
+from engine.watchdog import Limits, Watchdog
+from engine.wire import (
+    Abort,
+    Command,
+    Event,
+    Fatal,
+    Loading,
+    News,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    StepBegun,
+    StepDone,
+    Submit,
+)
+
+logger = logging.getLogger(__name__)
+
+_EXIT_SECONDS = 1.0  # from the end of the connection to the end of the process
+
+
+class EngineState(StrEnum):
+    """What the server can promise."""
+
+    STARTING = "starting"  # the first engine loads
+    READY = "ready"
+    RESTARTING = "restarting"  # requests are kept, and taken, for the next engine
+    BROKEN = "broken"  # engine after engine died: nothing is taken until the next attempt succeeds
+    STOPPED = "stopped"  # closed, or the first start failed
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorOptions:
+    """Time limits and the restart policy."""
+
+    limits: Limits = field(default_factory=Limits)
+    recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
+    shutdown_seconds: float = 10.0  # for a ready engine to exit by itself
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the client was made."""
+
+    restarts: int = 0
+    replayed_choices: int = 0
+    failed_choices: int = 0  # ended by an error because the engine died
+
+
+class _EngineLostError(Exception):
+    """The engine of this life is dead or stuck."""
+
+
+class Supervisor:
+    """See the module. `on_step` gets the statistics of each step."""
+
+    def __init__(
+        self, config: EngineConfig, options: SupervisorOptions, table: InFlight, on_step: Callable[[StepStats], None]
+    ) -> None:
+        self.state = EngineState.STARTING
+        self.info: EngineInfo | None = None
+        self.progress: LoadProgress | None = None
+        self.reason = ""  # why the state is not READY
+        self.failure: EngineError | None = None  # why the first start failed
+        self.retry_at = 0.0  # loop time of the next attempt while BROKEN
+        self.counters = Counters()
+        self._config = config
+        self._options = options
+        self._table = table
+        self._on_step = on_step
+        self._recovery = Recovery(options.recovery)
+        self._closing = asyncio.Event()
+        self._changed = asyncio.Event()  # something arrived, or the engine was lost
+        self._life = 0
+        # of the engine of this life:
+        self._engine: EngineProcess | None = None
+        self._lost = True
+        self._stuck = False
+        self._loaded = False
+        self._fatal: Fatal | None = None
+        self._running: dict[int, tuple[SeqId, ...]] = {}  # steps begun and not done
+        self._alone: SeqId | None = None  # the suspect on trial
+        self._watchdog = Watchdog(options.limits, 0.0)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, while there is one."""
+        return None if self._engine is None else self._engine.pid
+
+    def send(self, command: Command) -> None:
+        """To the engine of this life, if there is one."""
+        if self._engine is not None and not self._lost:
+            self._engine.send(command)
+
+    def submit(self, entry: Entry) -> None:
+        """Send a new request to the engine, or leave it in the table for the next one."""
+        if self.state is EngineState.READY:
+            self._send_requests(self._table.take(entry))
+
+    def close(self) -> None:
+        """Let `run` end: the engine is told to exit, and killed if it does not."""
+        self._closing.set()
+        self._changed.set()
+
+    # --- the lives of the engine -------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until closed, or until the first start has failed (see `failure`)."""
+        try:
+            while not self._closing.is_set():
+                death = await self._live()
+                if self._closing.is_set():
+                    break
+                if self.info is None:
+                    self.failure = self._explain_failed_start(death)
+                    break
+                await self._after_death(death)
+        except Exception:
+            logger.exception("the supervisor failed")
+            raise
+        finally:
+            self.state = EngineState.STOPPED
+            self.reason = "closed" if self.failure is None else str(self.failure)
+            self._fail_all("the server is shutting down")
+            self._changed.set()
+
+    async def wait_started(self) -> None:
+        """Until the first start has succeeded or failed."""
+        await self._until(lambda: self.info is not None or self.state is EngineState.STOPPED)
+
+    async def _live(self) -> Death:
+        """One engine process from spawn to burial."""
+        self._life += 1
+        self._lost = self._stuck = self._loaded = False
+        self._fatal = self._alone = None
+        self._running = {}
+        self._watchdog = Watchdog(self._options.limits, asyncio.get_running_loop().time())
+        try:
+            engine = await EngineProcess.start(self._config, self._life, self._on_event, self._lose)
+        except OSError as error:
+            return Death(f"could not be started: {error}", from_outside=False)
+        self._engine = engine
+        self._check_watchdog()
+        try:
+            await self._serve()
+            grace_seconds = self._options.shutdown_seconds if self._loaded else 0.0
+            self.send(Shutdown())
+        except _EngineLostError:
+            grace_seconds = 0.0 if self._stuck else _EXIT_SECONDS
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+        try:
+            return await engine.end(grace_seconds)
+        finally:
+            self._lose()
+            self._engine = None
+
+    async def _serve(self) -> None:
+        """Bring the engine up, hand it what is in flight, stay until closed."""
+        await self._while_alive(lambda: self._loaded)
+        await self._try_suspects()
+        if not self._closing.is_set():
+            self.state = EngineState.READY
+            self.reason = ""
+            self._send_requests(self._table.take_all())
+        await self._while_alive(lambda: False)
+
+    def _send_requests(self, requests: Iterable[GenerationRequest]) -> None:
+        for request in requests:
+            self.send(Submit(request))
+
+    async def _after_death(self, death: Death) -> None:
+        """Find who is to blame, then wait as long as the history asks for."""
+        reason = f"the engine {death.description}" + (f" ({self._fatal.message})" if self._fatal else "")
+        if not death.from_outside:
+            self._blame(reason)
+        decision = self._recovery.death(asyncio.get_running_loop().time())
+        self.reason = reason
+        self.counters.restarts += 1
+        if decision.open:
+            self.state = EngineState.BROKEN
+            self.retry_at = asyncio.get_running_loop().time() + decision.delay_seconds
+            self._fail_all(f"{reason}; it kept failing, so nothing was carried over")
+        logger.error(
+            "%s; next start in %.1f s, %d requests in flight", reason, decision.delay_seconds, len(self._table)
+        )
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), decision.delay_seconds)
+
+    def _blame(self, reason: str) -> None:
+        running = {seq_id for seq_ids in self._running.values() for seq_id in seq_ids}
+        self._table.blame(running)
+        if self._alone is not None and running <= {self._alone}:
+            error = f"{reason} again and again while it ran this request"
+            self._table.finish(self._alone, FinishReason.ERROR, error)
+            self.counters.failed_choices += 1
+
+    def _fail_all(self, error: str) -> None:
+        self.counters.failed_choices += self._table.fail_all(error)
+
+    def _explain_failed_start(self, death: Death) -> EngineError:
+        if self._fatal is None:
+            return EngineDead(f"the engine {death.description} while it started")
+        kinds = {"config": ConfigError, "model": ModelError, "internal": EngineDead}
+        return kinds[self._fatal.kind](self._fatal.message)
+
+    # --- suspects ----------------------------------------------------------------------------------------------------
+
+    async def _try_suspects(self) -> None:
+        """Each suspect in turn has the engine to itself."""
+        for entry, choice in self._table.suspects():
+            if not choice.finished and not self._closing.is_set():
+                self._alone = choice.seq_id
+                await self._try_alone(entry, choice)
+                self._alone = None
+
+    async def _try_alone(self, entry: Entry, choice: Choice) -> None:
+        """Run it until it has ended or got further than where engines died under it; then take it back, to be
+        submitted again with all the others."""
+        logger.warning("request %d, choice %d runs alone: engines died under it", *choice.seq_id)
+        choice.submitted = True
+        self.send(Submit(entry.replay(choice)))
+        await self._while_alive(lambda: choice.finished or choice.deaths == 0)
+        if not choice.finished:
+            choice.parking = True
+            self.send(Abort(*choice.seq_id))
+            await self._while_alive(lambda: choice.finished or not choice.parking)
+
+    # --- news from the engine ----------------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        if self._lost:
+            return
+        self._watchdog.heard(asyncio.get_running_loop().time())
+        match event:
+            case StepDone(updates, stats):
+                self._watchdog.step_done()
+                self._running.pop(stats.step_id, None)
+                self._deliver(updates)
+                self._on_step(stats)
+            case StepBegun(step_id, seq_ids):
+                self._watchdog.step_begun()
+                self._running[step_id] = seq_ids
+            case News(updates):
+                self._deliver(updates)
+            case Loading(progress):
+                self.progress = progress
+            case Ready(info):
+                self._watchdog.ready()
+                self.info = info
+                self._loaded = True
+            case Fatal():
+                self._fatal = event
+            case Pong():
+                pass  # that it came is all it says
+        self._changed.set()
+
+    def _deliver(self, updates: tuple[RequestUpdate, ...]) -> None:
+        if self._table.deliver(updates):
+            self._recovery.progress()
+
+    def _lose(self) -> None:
+        """The engine is dead or as good as: from now on nothing that it says counts."""
+        if self._lost:
+            return
+        self._lost = True
+        if self.state is EngineState.READY:
+            self.state = EngineState.RESTARTING
+            self.reason = "the engine is being restarted"
+        self.counters.replayed_choices += self._table.lose_engine()
+        self._changed.set()
+
+    def _check_watchdog(self) -> None:
+        if self._lost:
+            return
+        loop = asyncio.get_running_loop()
+        verdict = self._watchdog.check(loop.time())
+        if verdict.stuck is not None:
+            logger.error("the engine is stuck: %s", verdict.stuck)
+            self._stuck = True
+            self._lose()
+            return
+        if verdict.ping:
+            self.send(Ping(self._life))
+        self._timer = loop.call_at(verdict.next_check_at, self._check_watchdog)
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    async def _while_alive(self, condition: Callable[[], bool]) -> None:
+        """Wait for the condition or for close(). Raises _EngineLostError as soon as there is no engine."""
+        await self._until(lambda: self._lost or self._closing.is_set() or condition())
+        if self._lost:
+            raise _EngineLostError
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._changed.clear()
+            await self._changed.wait()
