@@ -7,7 +7,7 @@ packages through the entry point group `octavo.architectures` (docs/adding-a-mod
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.models.config import ModelConfig
 from engine.models.gguf_file import GGUFFile
@@ -33,6 +33,10 @@ class WeightNames:
     norm_offset: float = 0.0  # added to the weight of every norm
     transposed: bool = False  # linear weights of the layers are (in, out)
     interleaved_rope: bool = False  # rows of q and k are ordered for pairs (2i, 2i + 1)
+
+    def with_stems(self, stems: Mapping[str, str]) -> WeightNames:
+        """The same names but for these."""
+        return replace(self, stems={**self.stems, **stems})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ A family's file starts from these and states its differences.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from engine.errors import ModelError
@@ -66,45 +68,57 @@ class GGUFKeys:
         return self.gguf.require(f"{self.architecture}.{key}", kind)
 
 
-def from_gguf(gguf: GGUFFile) -> ModelConfig:
-    """The configuration of the usual model; all layers slide where the file has a window, all are sparse where
-    it has experts."""
+def from_gguf(gguf: GGUFFile, rotated: bool = True) -> ModelConfig:
+    """The configuration of the usual model. All layers slide where the file has a window; a layer is sparse where
+    the file has a router for it. `rotated`: whether RoPE turns queries and keys."""
     keys = GGUFKeys(gguf)
     hidden_size, num_heads = keys.require("embedding_length", int), keys.require("attention.head_count", int)
     head_dim = keys.get("attention.key_length", int, hidden_size // num_heads)
     if keys.get("attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{gguf.path}: keys and values of different lengths are not known")
-    moe = moe_from_gguf(keys)
     layer = LayerConfig(
-        rope=rope_from_gguf(keys, keys.get("rope.dimension_count", int, head_dim)),
+        rope=rope_from_gguf(keys, keys.get("rope.dimension_count", int, head_dim)) if rotated else None,
         window=keys.get("attention.sliding_window", int, 0) or None,
-        sparse=moe is not None,
     )
     return ModelConfig(
         architecture=keys.architecture,
-        vocab_size=tensor_rows(gguf, "token_embd.weight"),
+        vocab_size=_num_rows(gguf, "token_embd.weight"),
         hidden_size=hidden_size,
         intermediate_size=keys.get("feed_forward_length", int, 0),
         num_heads=num_heads,
         num_kv_heads=keys.get("attention.head_count_kv", int, num_heads),
         head_dim=head_dim,
         context_length=keys.require("context_length", int),
-        layers=(layer,) * keys.require("block_count", int),
+        layers=tuple(
+            replace(layer, sparse=f"blk.{index}.ffn_gate_inp.weight" in gguf.tensors)
+            for index in range(keys.require("block_count", int))
+        ),
         norm_eps=keys.get("attention.layer_norm_rms_epsilon", float, 1e-5),
         tied_head="output.weight" not in gguf.tensors,
         attention_scale=keys.get("attention.scale", float, head_dim**-0.5),
-        moe=moe,
+        moe=moe_from_gguf(gguf),
     )
 
 
-def tensor_rows(gguf: GGUFFile, name: str) -> int:
+def with_windows(config: ModelConfig, slides: Callable[[int], bool]) -> ModelConfig:
+    """The window only where a layer slides."""
+    return replace(
+        config,
+        layers=tuple(
+            layer if slides(index) else replace(layer, window=None) for index, layer in enumerate(config.layers)
+        ),
+    )
+
+
+def _num_rows(gguf: GGUFFile, name: str) -> int:
     if name not in gguf.tensors:
         raise ModelError(f"{gguf.path}: tensor {name} is missing")
     return gguf.tensors[name].shape[0]
 
 
-def moe_from_gguf(keys: GGUFKeys, normalize: bool = True) -> MoEConfig | None:
-    """The mixture of experts, or None for a dense model."""
+def moe_from_gguf(gguf: GGUFFile, normalize: bool = True) -> MoEConfig | None:
+    """The mixture of experts, or None for a dense model. `normalize` is the family's habit, if the file is silent."""
+    keys = GGUFKeys(gguf)
     num_experts = keys.get("expert_count", int, 0)
     if num_experts == 0:
         return None

@@ -32,6 +32,11 @@ class HFConfig:
             raise ModelError(f"{path}: not a JSON object")
         return cls(path, values)
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> HFConfig:
+        """The same file, read as if absent fields had these values."""
+        stated = {key: value for key, value in self.values.items() if value is not None}
+        return HFConfig(self.path, {**defaults, **stated})
+
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
