@@ -1,0 +1,55 @@
+"""What the KV manager keeps for one sequence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.core.radix_cache import Node
+
+
+class BlockTables:
+    """A sequence's blocks, one table per KV group; all tables have the same length.
+
+    Entry i of a table holds the tokens i × block_size …; leading entries of a window group are the null block once
+    they have left the window. Written by KVManager and the prefix cache alone.
+    """
+
+    __slots__ = (
+        "block_ids",
+        "changed_from",
+        "first_live",
+        "forked",
+        "namespace",
+        "node",
+        "num_committed_blocks",
+        "pins",
+    )
+
+    def __init__(self, namespace: int, block_ids: list[list[int]]) -> None:
+        self.namespace = namespace
+        self.block_ids = block_ids  # [group][block index]
+        # [group]: entries from here on are not known to the executor yet
+        self.changed_from = [0] * len(block_ids)
+        # [group]: entries before this one are the null block
+        self.first_live = [0] * len(block_ids)
+        # The last block, partly filled, may be shared with another sequence of a fork.
+        self.forked = False
+        # Blocks whose tokens have been computed and offered to the prefix tree.
+        self.num_committed_blocks = 0
+        # The tree node at whose end the committed blocks end.
+        self.node: Node | None = None
+        # [group][block index]: the tree's block for these tokens where the table keeps a duplicate of its own.
+        # The pin keeps the path to `node` from being evicted.
+        self.pins: list[dict[int, int]] = [{} for _ in block_ids]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids[0])
+
+
+def first_visible_block(position: int, window: int | None, block_size: int) -> int:
+    """Index of the first block that a token at `position` can see."""
+    if window is None:
+        return 0
+    return max(0, position - window + 1) // block_size

@@ -1,0 +1,347 @@
+"""The prefix cache: a radix tree over token ids whose edges hold whole blocks.
+
+    root(namespace) ── [a a a a | a a b b] ──┬── [c c c c]            block_size 4, four blocks
+                                             └── [d d d d | d d e e]
+
+Tokens are compared as they are, so there are no collisions. A node carries, per KV group, one block id for each block
+of its edge, or the null block where a window group has let it go. A walk that ends inside an edge splits it, so
+that every position which a sequence refers to is the end of a node.
+
+A sequence refers to all the full-attention blocks between the root and its node: through its table, or through a pin
+where its table keeps a duplicate. So whatever nobody refers to has nothing referenced below it, and the pool's order
+of cached blocks is the order of eviction: least recently used first, leaves before what leads to them, each in O(1).
+Blocks of a window group may go from anywhere in the tree; only the match needs the last of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from engine.core.block_pool import NULL_BLOCK, BlockPool
+from engine.core.block_tables import BlockTables, first_visible_block
+from engine.errors import EngineError
+
+
+class Node:
+    """One edge of the tree and what hangs below it. Changed by RadixCache alone."""
+
+    __slots__ = ("block_ids", "children", "depth", "namespace", "num_sequences", "parent", "tokens")
+
+    def __init__(
+        self, namespace: int, parent: Node | None, depth: int, tokens: list[int], block_ids: list[list[int]]
+    ) -> None:
+        self.namespace = namespace
+        self.parent = parent  # None: a root, whose edge is empty
+        self.depth = depth  # blocks between the root and this edge
+        self.tokens = tokens  # [num_blocks × block_size]
+        self.block_ids = block_ids  # [group][num_blocks]
+        self.children: dict[tuple[int, ...], Node] = {}  # by the tokens of their first block
+        self.num_sequences = 0  # live sequences whose committed blocks end here
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.block_ids[0])
+
+    @property
+    def end(self) -> int:
+        """Blocks between the root and the end of this edge."""
+        return self.depth + len(self.block_ids[0])
+
+
+class PrefixMatch(NamedTuple):
+    """The cached blocks of a prefix; valid until the cache changes."""
+
+    num_blocks: int
+    block_ids: list[list[int]]  # [group][num_blocks]; the null block where a window group needs none
+    node: Node | None  # holds the last of them; None if there are none
+
+
+class PrefixCache(Protocol):
+    """What the KV manager asks of a prefix cache. Blocks that enter or leave it do so in the pools."""
+
+    enabled: bool
+    num_evicted_blocks: int  # since the start
+
+    def match(self, namespace: int, token_ids: list[int], max_blocks: int) -> PrefixMatch:
+        """The longest usable prefix of at most max_blocks (≤ the whole blocks of token_ids). Changes nothing."""
+
+    def attach(self, tables: BlockTables, match: PrefixMatch) -> None:
+        """Put new tables at the end of the match, whose blocks they have already acquired."""
+
+    def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
+        """Put new tables where their parent stands, whose blocks and pins they have already acquired."""
+
+    def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
+        """Add the first num_blocks blocks of the tables, those before tables.num_committed_blocks being known.
+
+        Where the tree has other blocks for the same tokens these stay in the tree, pinned, and the tables keep theirs.
+        """
+
+    def detach(self, tables: BlockTables) -> None:
+        """Forget tables, whose blocks and pins have been released."""
+
+    def evict(self, group: int) -> None:
+        """Free the oldest cached block of the group. Raises StopIteration if it has none."""
+
+
+class NoPrefixCache:
+    """Remembers nothing."""
+
+    enabled = False
+
+    def __init__(self, num_groups: int) -> None:
+        self._num_groups = num_groups
+        self.num_evicted_blocks = 0
+
+    def match(self, namespace: int, token_ids: list[int], max_blocks: int) -> PrefixMatch:
+        return PrefixMatch(0, [[] for _ in range(self._num_groups)], None)
+
+    def attach(self, tables: BlockTables, match: PrefixMatch) -> None:
+        """Nothing to do."""
+
+    def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
+        """Nothing to do."""
+
+    def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
+        """Nothing to do."""
+
+    def detach(self, tables: BlockTables) -> None:
+        """Nothing to do."""
+
+    def evict(self, group: int) -> None:
+        raise StopIteration
+
+
+class RadixCache:
+    """See the module's docstring. `windows` holds each group's window, None for full attention."""
+
+    enabled = True
+
+    def __init__(self, block_size: int, pools: Sequence[BlockPool], windows: Sequence[int | None]) -> None:
+        self._block_size = block_size
+        self._pools = pools
+        self._windows = windows
+        self._has_windows = any(window is not None for window in windows)
+        self._roots: dict[int, Node] = {}  # by namespace
+        self._owners: list[dict[int, Node]] = [{} for _ in pools]  # [group]: block id → its node
+        self.num_evicted_blocks = 0
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def match(self, namespace: int, token_ids: list[int], max_blocks: int) -> PrefixMatch:
+        block_ids: list[list[int]] = [[] for _ in self._pools]
+        path: list[Node] = []
+        node = self._roots.get(namespace)
+        depth = 0
+        while node is not None and depth < max_blocks:
+            child = node.children.get(self._key(token_ids, depth))
+            if child is None:
+                break
+            num_common = self._num_common_blocks(child, token_ids, max_blocks)
+            for ids, child_ids in zip(block_ids, child.block_ids, strict=True):
+                ids += child_ids[:num_common]
+            path.append(child)
+            depth += num_common
+            node = child if num_common == child.num_blocks else None
+        if self._has_windows:
+            depth = self._restrict_to_windows(block_ids, depth)
+        while path and path[-1].depth >= depth:
+            path.pop()
+        return PrefixMatch(depth, block_ids, path[-1] if path else None)
+
+    def _restrict_to_windows(self, block_ids: list[list[int]], depth: int) -> int:
+        """The longest prefix of which every window group still has what the next token sees. Cuts block_ids to it,
+        with null blocks before the window."""
+        usable = [True] * (depth + 1)
+        for ids, window in zip(block_ids, self._windows, strict=True):
+            run_start = 0  # where the unbroken run of blocks before `end` begins
+            for end in range(1, depth + 1):
+                if ids[end - 1] == NULL_BLOCK:
+                    run_start = end
+                if first_visible_block(end * self._block_size, window, self._block_size) < run_start:
+                    usable[end] = False
+        depth = max(end for end in range(depth + 1) if usable[end])
+        for ids, window in zip(block_ids, self._windows, strict=True):
+            first = first_visible_block(depth * self._block_size, window, self._block_size)
+            ids[:] = [NULL_BLOCK] * min(first, depth) + ids[first:depth]
+        return depth
+
+    def roots(self) -> dict[int, Node]:
+        """The trees by namespace; read-only (for checks)."""
+        return self._roots
+
+    def nodes(self) -> Iterator[Node]:
+        """All nodes but the roots, parents before children (for checks)."""
+        stack = list(self._roots.values())
+        while stack:
+            children = list(stack.pop().children.values())
+            yield from children
+            stack += children
+
+    def owner(self, group: int, block_id: int) -> Node | None:
+        """The node that holds this block (for checks)."""
+        return self._owners[group].get(block_id)
+
+    # --- sequences ---------------------------------------------------------------------------------------------------
+
+    def attach(self, tables: BlockTables, match: PrefixMatch) -> None:
+        node = match.node
+        if node is None:
+            node = self._roots.get(tables.namespace)
+            if node is None:
+                node = self._roots[tables.namespace] = Node(tables.namespace, None, 0, [], [[] for _ in self._pools])
+        elif node.end > match.num_blocks:
+            node = self._split(node, match.num_blocks - node.depth)
+        node.num_sequences += 1
+        tables.node = node
+
+    def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
+        node = self._node_of(parent)
+        node.num_sequences += 1
+        tables.node = node
+
+    def detach(self, tables: BlockTables) -> None:
+        node = self._node_of(tables)
+        node.num_sequences -= 1
+        tables.node = None
+        self._prune(node)
+
+    def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
+        node = self._node_of(tables)
+        node.num_sequences -= 1
+        depth = tables.num_committed_blocks
+        while depth < num_blocks:
+            child = node.children.get(self._key(token_ids, depth))
+            if child is None:
+                node = self._append(node, tables, token_ids, num_blocks)
+                break
+            num_common = self._num_common_blocks(child, token_ids, num_blocks)
+            if num_common < child.num_blocks:
+                child = self._split(child, num_common)
+            self._meet(child, tables)
+            node = child
+            depth = child.end
+        node.num_sequences += 1
+        tables.node = node
+
+    def _append(self, node: Node, tables: BlockTables, token_ids: list[int], end: int) -> Node:
+        """Hang the table's blocks from node.end to `end` below node; returns the node that ends there."""
+        start = node.end
+        tokens = token_ids[start * self._block_size : end * self._block_size]
+        block_ids = [ids[start:end] for ids in tables.block_ids]
+        if node.parent is not None and not node.children and node.num_sequences == 0:
+            node.tokens += tokens  # nobody else stands at its end: let the edge grow
+            for ids, new_ids in zip(node.block_ids, block_ids, strict=True):
+                ids += new_ids
+            grown = node
+        else:
+            grown = Node(node.namespace, node, start, tokens, block_ids)
+            node.children[tuple(tokens[: self._block_size])] = grown
+        for pool, owners, new_ids in zip(self._pools, self._owners, block_ids, strict=True):
+            for block_id in new_ids:
+                if block_id != NULL_BLOCK:
+                    pool.enter_tree(block_id)
+                    owners[block_id] = grown
+        return grown
+
+    def _meet(self, node: Node, tables: BlockTables) -> None:
+        """The sequence has computed the tokens of a node that is there already."""
+        for group, window in enumerate(self._windows):
+            pool, own_ids, node_ids = self._pools[group], tables.block_ids[group], node.block_ids[group]
+            for i in range(len(node_ids)):
+                own, kept = own_ids[node.depth + i], node_ids[i]
+                if own == kept:
+                    continue
+                if window is None:
+                    pool.acquire(kept)
+                    tables.pins[group][node.depth + i] = kept
+                elif kept == NULL_BLOCK:
+                    pool.enter_tree(own)
+                    node_ids[i] = own
+                    self._owners[group][own] = node
+
+    # --- eviction ----------------------------------------------------------------------------------------------------
+
+    def evict(self, group: int) -> None:
+        block_id = self._pools[group].oldest_cached()
+        node = self._owners[group][block_id]
+        if self._windows[group] is None:
+            if node.children or node.block_ids[group][-1] != block_id:
+                raise EngineError(f"block {block_id} of group {group} is cached but not the end of a leaf")
+            self._cut_last_block(node)
+        else:
+            node.block_ids[group][node.block_ids[group].index(block_id)] = NULL_BLOCK
+            self._give_up(group, block_id)
+        self._prune(node)
+
+    def _cut_last_block(self, node: Node) -> None:
+        """Shorten a leaf by one block; a leaf that had only one is gone from the tree."""
+        if node.parent is not None and node.num_blocks == 1:
+            del node.parent.children[tuple(node.tokens)]
+        del node.tokens[-self._block_size :]
+        for group, ids in enumerate(node.block_ids):
+            block_id = ids.pop()
+            if block_id != NULL_BLOCK:
+                self._give_up(group, block_id)
+
+    def _give_up(self, group: int, block_id: int) -> None:
+        del self._owners[group][block_id]
+        self._pools[group].leave_tree(block_id)
+        self.num_evicted_blocks += 1
+
+    def _prune(self, node: Node) -> None:
+        """Remove what serves nobody from `node` upwards: the ends of leaves at which no sequence stands and no group
+        has a block, and a root with nothing below it."""
+        while not node.children and node.num_sequences == 0:
+            if node.parent is None:
+                del self._roots[node.namespace]
+                return
+            while node.tokens and all(ids[-1] == NULL_BLOCK for ids in node.block_ids):
+                self._cut_last_block(node)
+            if node.tokens:
+                return
+            node = node.parent
+
+    # --- structure ---------------------------------------------------------------------------------------------------
+
+    def _split(self, node: Node, num_blocks: int) -> Node:
+        """Give the first num_blocks of an edge a node of their own, above; returns it. `node` keeps the rest, and
+        with it all sequences that stand at its end."""
+        cut = num_blocks * self._block_size
+        upper_ids = [ids[:num_blocks] for ids in node.block_ids]
+        upper = Node(node.namespace, node.parent, node.depth, node.tokens[:cut], upper_ids)
+        if node.parent is not None:
+            node.parent.children[tuple(node.tokens[: self._block_size])] = upper
+        node.parent = upper
+        node.depth += num_blocks
+        del node.tokens[:cut]
+        for ids, owners, moved in zip(node.block_ids, self._owners, upper_ids, strict=True):
+            del ids[:num_blocks]
+            for block_id in moved:
+                if block_id != NULL_BLOCK:
+                    owners[block_id] = upper
+        upper.children[tuple(node.tokens[: self._block_size])] = node
+        return upper
+
+    def _key(self, token_ids: list[int], depth: int) -> tuple[int, ...]:
+        return tuple(token_ids[depth * self._block_size : (depth + 1) * self._block_size])
+
+    def _num_common_blocks(self, node: Node, token_ids: list[int], max_blocks: int) -> int:
+        """How many blocks of the edge agree with the tokens (the first does), up to position max_blocks."""
+        block_size = self._block_size
+        count = min(node.num_blocks, max_blocks - node.depth)
+        start = node.depth * block_size
+        wanted = token_ids[start : start + count * block_size]
+        if wanted == node.tokens[: count * block_size]:
+            return count
+        low = block_size
+        while wanted[low : low + block_size] == node.tokens[low : low + block_size]:
+            low += block_size
+        return low // block_size
+
+    @staticmethod
+    def _node_of(tables: BlockTables) -> Node:
+        if tables.node is None:
+            raise EngineError("these tables have been detached from the prefix cache")
+        return tables.node

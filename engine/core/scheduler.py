@@ -1,0 +1,361 @@
+"""Which request runs how many tokens in the next step.
+
+There is no prefill phase and no decode phase: every sequence has `num_computed_tokens`, which must catch up with its
+`num_tokens`, and each step hands out one token budget, always in this order:
+
+1. running sequences that lack one token (decodes) get one each;
+2. running sequences whose prompt is partly computed get the rest of it, as far as the budget goes;
+3. waiting sequences, in the order of the queue policy, are admitted with as much of their prompt as is left.
+
+Blocks are handed out in the order of admission, so the oldest running sequence always gets what it needs: if blocks
+are short a chunk shrinks to what fits, and if not even one token fits the sequence admitted last is preempted: it
+gives up its blocks (the full ones stay cached), goes to the head of the queue and is computed anew later.
+
+Admission rule (the watermark): beside running sequences, a waiting one is admitted if in every KV group the blocks
+that can be had cover all its tokens, what running sequences lack for the tokens they have, and one block for each of
+all these to grow into. With nothing running it is admitted as it is: add() has made sure that it can run alone.
+
+n choices are one sequence until all but the last prompt token is computed; then they part, sharing its blocks, and
+each runs the last prompt token itself, so that each draws with its own noise.
+
+Steps under way: schedule() may be called again before the update() of the step before. A token that is being sampled
+then is planned as PENDING_TOKEN. What a sequence writes is released only when no step that names it is under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, NamedTuple
+
+from engine.core.invariants import check
+from engine.core.kv_manager import KVManager
+from engine.core.outcome import absorb, terminal_updates
+from engine.core.plan import KVCapacity, ScheduledSeq, SchedulerOutput, StepResult
+from engine.core.prefix_wait import keeps_waiting, starts_waiting
+from engine.core.queue import FCFSQueue, QueuePolicy
+from engine.core.request import Sequence, Status
+from engine.core.roster import Roster
+from engine.errors import ConfigError, EngineError, RequestRejected
+from engine.types import FinishReason, GenerationRequest, RequestUpdate, StepStats
+
+DEFAULT_MAX_PREFIX_WAIT_STEPS = 64
+
+
+class StepUnderWay(NamedTuple):
+    """A step between schedule() and update()."""
+
+    step_id: int
+    sequences: tuple[Sequence, ...]  # in the order of SchedulerOutput.seqs
+
+
+class _Plan:
+    """A step in the making."""
+
+    __slots__ = ("budget", "chunks", "decodes", "short_of_blocks")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget  # tokens not given away yet, nor set aside for decodes
+        self.decodes: list[Sequence] = []
+        self.chunks: list[tuple[Sequence, int]] = []
+        self.short_of_blocks = False  # somebody went without: nobody is admitted
+
+
+class Scheduler:
+    """Pure and deterministic: the same calls give the same plans. Not thread-safe.
+
+    Each choice that add() accepts ends in exactly one terminal update, returned by update() or abort().
+    """
+
+    def __init__(
+        self,
+        capacity: KVCapacity,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        queue: QueuePolicy | None = None,
+        prefix_cache: bool = True,
+        batching: Literal["continuous", "static"] = "continuous",
+        max_prefix_wait_steps: int = DEFAULT_MAX_PREFIX_WAIT_STEPS,
+    ) -> None:
+        """`queue`: empty, owned by the scheduler from now on; None is first come, first served.
+
+        At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step.
+        Static batching, the baseline of benchmarks, admits only when nothing runs. A request waits for a prefix that
+        another one is computing in at most max_prefix_wait_steps steps. Raises ConfigError on sizes below 1.
+        """
+        if min(max_num_batched_tokens, max_num_seqs, max_model_len, capacity.block_size) < 1:
+            raise ConfigError("max_num_batched_tokens, max_num_seqs, max_model_len and block_size must be at least 1")
+        self.kv = KVManager(capacity, prefix_cache=prefix_cache, max_step_tokens=max_num_batched_tokens)
+        self.roster = Roster(self.kv, FCFSQueue() if queue is None else queue)
+        self.steps_under_way: deque[StepUnderWay] = deque()
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_model_len = max_model_len
+        self._is_static = batching == "static"
+        self._max_prefix_wait_steps = max_prefix_wait_steps
+        self._num_decode_tokens = 0  # of the last step planned
+        self._num_prefill_tokens = 0
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerationRequest) -> None:
+        """Take a request. Raises RequestRejected, and takes nothing, if it can never run here."""
+        self._check_request(request)
+        self.roster.enlist(Sequence(request, self._max_model_len, self.roster.step_id))
+
+    def _check_request(self, request: GenerationRequest) -> None:
+        num_prompt_tokens = len(request.prompt_token_ids)
+        num_tokens = num_prompt_tokens + len(request.output_token_ids)
+        max_tokens = request.sampling.max_tokens
+        if num_prompt_tokens == 0:
+            raise RequestRejected("the prompt is empty")
+        if num_prompt_tokens + min(max_tokens, 1) > self._max_model_len:
+            raise RequestRejected(
+                f"the prompt has {num_prompt_tokens} tokens and leaves no room for output: "
+                f"the context holds {self._max_model_len}"
+            )
+        max_num_tokens = min(num_prompt_tokens + max_tokens, self._max_model_len)
+        if request.output_token_ids and num_tokens >= max_num_tokens:
+            raise RequestRejected(f"there is nothing left to generate after {num_tokens} tokens")
+        reason = self.kv.why_never_fits(max(num_prompt_tokens, max_num_tokens - 1))
+        if reason is not None:
+            raise RequestRejected(
+                f"{num_prompt_tokens} prompt tokens and {max_tokens} output tokens never fit: {reason}"
+            )
+        for seq in self.roster.live.get(request.request_id, {}).values():
+            first = seq.seq_id.choice_index
+            taken = {first, *seq.forkable_choices}
+            if not taken.isdisjoint(range(request.choice_index, request.choice_index + request.n)):
+                raise RequestRejected(f"request {request.request_id} is already here")
+
+    def abort(self, request_id: int, choice_index: int | None = None) -> list[RequestUpdate]:
+        """End one choice or all of a request; returns their terminal updates, after which there will be no others.
+
+        Choices that have ended or never were here are passed over. Blocks that a step under way may still write are
+        released by its update().
+        """
+        updates: list[RequestUpdate] = []
+        for seq in list(self.roster.live.get(request_id, {}).values()):
+            news = terminal_updates(seq, FinishReason.ABORT)
+            if choice_index is None:
+                updates += news
+                self.roster.end(seq)
+            elif choice_index in seq.forkable_choices:
+                updates += [update for update in news if update.choice_index == choice_index]
+                seq.forkable_choices.remove(choice_index)
+            elif choice_index == seq.seq_id.choice_index:
+                updates.append(news[0])
+                self.roster.part_without(seq)
+                self.roster.end(seq)
+        return updates
+
+    def has_work(self) -> bool:
+        """Whether a choice is live. If so and no step is under way, schedule() gives it or others something to run."""
+        return bool(self.roster.live)
+
+    # --- planning ----------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Plan the next step.
+
+        An output without sequences (nothing is live, or all that is live hangs on steps under way) is no step: it
+        carries nothing else either and can be dropped.
+        """
+        self.roster.step_id += 1
+        plan = _Plan(self._max_num_batched_tokens)
+        self._plan_running(plan)
+        self._plan_waiting(plan)
+        self._num_decode_tokens = len(plan.decodes)
+        self._num_prefill_tokens = sum([num_tokens for _, num_tokens in plan.chunks])
+        step_id = self.roster.step_id
+        seqs = [self._commission(seq, 1) for seq in plan.decodes]
+        seqs += [self._commission(seq, num_tokens) for seq, num_tokens in plan.chunks]
+        if not seqs:
+            return SchedulerOutput(step_id, ())
+        sequences = (*plan.decodes, *[seq for seq, _ in plan.chunks])
+        self.steps_under_way.append(StepUnderWay(step_id, sequences))
+        return SchedulerOutput(step_id, tuple(seqs), self.kv.take_copies(), self.roster.take_forget())
+
+    def _plan_running(self, plan: _Plan) -> None:
+        running = self.roster.running
+        plan.budget -= sum([seq.lacks_one_token() for seq in running])
+        index = 0
+        while index < len(running):  # forks lengthen the list, preemptions shorten it from behind
+            seq = running[index]
+            if not seq.lacks_one_token():
+                self._plan_chunk(plan, seq)
+            elif self._make_room(plan, seq, 1):
+                plan.decodes.append(seq)
+            index += 1
+
+    def _plan_chunk(self, plan: _Plan, seq: Sequence) -> None:
+        if seq.must_fork:
+            self.roster.fork(seq, self._max_running)
+        num_tokens = min(seq.num_runnable_tokens(), plan.budget)
+        if num_tokens > 0:
+            num_tokens = self._make_room(plan, seq, num_tokens)
+            if num_tokens:
+                plan.chunks.append((seq, num_tokens))
+                plan.budget -= num_tokens
+
+    def _make_room(self, plan: _Plan, seq: Sequence, num_tokens: int) -> int:
+        """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out."""
+        running = self.roster.running
+        while True:
+            num_fitting = self.kv.grow(self.roster.tables_of(seq), seq.num_computed_tokens, num_tokens)
+            if num_fitting:
+                return num_fitting
+            plan.short_of_blocks = True
+            if self.roster.departing:
+                return 0  # their blocks will be there when the step under way has been updated
+            if running[-1] is seq and len(running) == 1:
+                if self.steps_under_way:
+                    return 0  # its window moves on when they have been updated
+                raise EngineError(f"sequence {seq.seq_id} doesn't fit although it runs alone")
+            victim = running[-1]
+            self.roster.preempt_last()
+            if victim is seq:
+                return 0
+
+    def _plan_waiting(self, plan: _Plan) -> None:
+        roster, queue = self.roster, self.roster.queue
+        if not len(queue) or (self._is_static and roster.running):
+            return
+        under_way = self._sequences_computing_prompts()
+        promised = [sum([self._missing(seq, g) for seq in roster.running]) for g in range(len(self.kv.pools))]
+        passed_over: list[Sequence] = []
+        while len(queue) and self._may_admit(plan):
+            seq = queue.pop(roster.step_id)
+            passed_over.append(seq)
+            if keeps_waiting(seq, self._max_prefix_wait_steps):
+                continue
+            match = self.kv.match(seq.request.cache_namespace, seq.token_ids, seq.max_cached_tokens())
+            if starts_waiting(seq, match, under_way, self.kv.block_size, self._max_prefix_wait_steps):
+                continue
+            index = len(roster.running)
+            growth = min(index + seq.num_choices, self._max_running)
+            if index and not self.kv.fits(match, seq.num_tokens, [blocks + growth for blocks in promised]):
+                break
+            passed_over.pop()
+            roster.admit(seq, match)
+            if self.kv.cache.enabled:
+                under_way.append(seq)
+            while index < len(roster.running):  # itself, and the choices that part from it at once
+                newcomer = roster.running[index]
+                self._plan_chunk(plan, newcomer)
+                promised = [blocks + self._missing(newcomer, g) for g, blocks in enumerate(promised)]
+                index += 1
+        for seq in reversed(passed_over):
+            queue.unpop(seq)
+
+    def _may_admit(self, plan: _Plan) -> bool:
+        """Whether there is a slot and something to run; a static batch is put together whatever the budget."""
+        has_slot = len(self.roster.running) < self._max_running
+        return has_slot and not plan.short_of_blocks and (plan.budget > 0 or self._is_static)
+
+    def _sequences_computing_prompts(self) -> list[Sequence]:
+        """Running sequences whose prompt isn't all in the cache yet: others may wait for it."""
+        if not self.kv.cache.enabled:
+            return []
+        block_size = self.kv.block_size
+        return [
+            seq
+            for seq in self.roster.running
+            if self.roster.tables_of(seq).num_committed_blocks < seq.num_prompt_tokens // block_size
+        ]
+
+    def _missing(self, seq: Sequence, group: int) -> int:
+        """Blocks that a running sequence lacks for the tokens it has."""
+        tables = seq.tables
+        return 0 if tables is None else self.kv.missing_blocks(group, tables.num_blocks, seq.num_tokens)
+
+    def _commission(self, seq: Sequence, num_tokens: int) -> ScheduledSeq:
+        """Write down a sequence's share of the step and count its tokens as computed."""
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        sample = end == seq.num_tokens and seq.samples
+        record = None if seq.sent else seq.record()
+        scheduled = ScheduledSeq(
+            seq.seq_id,
+            start,
+            seq.chunk(start, end),
+            self.kv.take_tails(self.roster.tables_of(seq)),
+            seq.num_logits_rows(start, end, sample),
+            sample,
+            end - seq.num_prompt_tokens if sample else 0,
+            record,
+        )
+        seq.sent = True
+        seq.num_computed_tokens = end
+        seq.num_in_flight += 1
+        seq.num_pending += sample
+        return scheduled
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[RequestUpdate]:
+        """Take in what came of a step; the news of its choices, each choice's in order.
+
+        Steps are updated in the order in which they were planned; an output without sequences may be left out. Raises
+        EngineError if the result isn't that of the oldest step under way.
+        """
+        if not output.seqs:
+            return []
+        if not self.steps_under_way or self.steps_under_way[0].step_id != output.step_id:
+            raise EngineError(f"step {output.step_id} isn't the oldest step under way")
+        if result.step_id != output.step_id or len(result.results) != len(output.seqs):
+            raise EngineError(f"the result of step {result.step_id} doesn't belong to step {output.step_id}")
+        step = self.steps_under_way.popleft()
+        updates: list[RequestUpdate] = []
+        for seq, planned, outcome in zip(step.sequences, output.seqs, result.results, strict=True):
+            seq.num_in_flight -= 1
+            updates += absorb(self.roster, seq, planned, outcome)
+        return updates
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> StepStats:
+        """The state now; token counts are those of the last schedule(). Times are left at zero."""
+        roster, counters = self.roster, self.roster.counters
+        head = next(iter(roster.queue), None)
+        leaving = sum([seq.status is Status.LEAVING for seq in roster.departing])
+        return StepStats(
+            step_id=roster.step_id,
+            num_running=len(roster.running),
+            num_waiting=len(roster.queue) + leaving,
+            num_prefill_tokens=self._num_prefill_tokens,
+            num_decode_tokens=self._num_decode_tokens,
+            kv_groups=self.kv.stats(),
+            num_wasted_slots=self._num_wasted_slots(),
+            oldest_waiting_steps=0 if head is None else roster.step_id - head.enqueued_step,
+            prefix_query_tokens_total=counters.prefix_query_tokens,
+            prefix_hit_tokens_total=counters.prefix_hit_tokens,
+            evicted_blocks_total=self.kv.cache.num_evicted_blocks,
+            preemptions_total=counters.preemptions,
+            preempted_tokens_total=counters.preempted_tokens,
+            overrun_tokens_total=counters.overrun_tokens,
+        )
+
+    def _num_wasted_slots(self) -> int:
+        """Slots behind the last token of each block table; a block that forks still share counts once."""
+        num_wasted = 0
+        shared_tails: dict[tuple[int, int], None] = {}
+        for seq in (*self.roster.running, *self.roster.departing):
+            tables = self.roster.tables_of(seq)
+            num_unused = tables.num_blocks * self.kv.block_size - seq.num_computed_tokens
+            for group, ids in enumerate(tables.block_ids):
+                if tables.forked and num_unused:
+                    if (group, ids[-1]) in shared_tails:
+                        continue
+                    shared_tails[group, ids[-1]] = None
+                num_wasted += num_unused
+        return num_wasted
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached blocks that nobody refers to."""
+        self.kv.reset_prefix_cache()
+
+    def check_invariants(self) -> None:
+        """Raises InvariantViolation if the books don't add up. Takes time in proportion to the number of blocks."""
+        check(self)
