@@ -163,9 +163,7 @@ class GGUFFile:
         if kind is float and type(value) is int:
             return cast(_Kind, float(value))
         if type(value) is not kind:
-            raise ModelError(
-                f"{self.path}: {key} should be of type {kind.__name__}, not {type(value).__name__}"
-            )
+            raise ModelError(f"{self.path}: {key} should be of type {kind.__name__}, not {type(value).__name__}")
         return value
 
     def strings(self, key: str) -> list[str]:
@@ -336,7 +334,5 @@ class _HeaderReader:
         size = prod(shape) // block_items * block_bytes
         if offset + size > len(self.buffer):
             missing = offset + size - len(self.buffer)
-            raise self._error(
-                f"tensor {name} reaches {missing} bytes past the end of the file: truncated or corrupt"
-            )
+            raise self._error(f"tensor {name} reaches {missing} bytes past the end of the file: truncated or corrupt")
         return GGUFTensor(name, shape, ggml_type, offset, size, self.buffer)
