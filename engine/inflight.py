@@ -71,20 +71,17 @@ class Entry:
                 self._waiter = None
 
     def replay(self, choice: Choice) -> GenerationRequest:
-        """The record that makes an engine go on where this choice stands; its updates must then be reconciled.
-        Prompt positions are the first choice's to tell, and once is enough."""
+        """The record that makes an engine go on where this choice stands; its updates must then be reconciled."""
         sampling = self.request.sampling
-        index = choice.seq_id.choice_index
         choice.num_prompt_logprobs_again = choice.num_prompt_logprobs
-        told = choice.num_prompt_logprobs >= len(self.request.prompt_token_ids)
-        if told or index != self.request.choice_index:
+        if choice.num_prompt_logprobs >= len(self.request.prompt_token_ids):  # told in full
             sampling = replace(sampling, prompt_logprobs=None)
             choice.num_prompt_logprobs_again = 0
         return replace(
             self.request,
             sampling=sampling,
             output_token_ids=tuple(choice.output_token_ids),
-            choice_index=index,
+            choice_index=choice.seq_id.choice_index,
             n=1,
         )
 

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from engine.child import Death, EngineProcess
@@ -155,7 +155,7 @@ class Supervisor:
 
     async def wait_started(self) -> None:
         """Until the first start has succeeded or failed."""
-        await self._until(lambda: self.info is not None or self.state is EngineState.STOPPED)
+        await self._until(lambda: self.state is not EngineState.STARTING)
 
     async def _live(self) -> Death:
         """One engine process from spawn to burial."""
@@ -192,6 +192,7 @@ class Supervisor:
         if not self._closing.is_set():
             self.state = EngineState.READY
             self.reason = ""
+            self._changed.set()
             self._send_requests(self._table.take_all())
         await self._while_alive(lambda: False)
 
@@ -278,6 +279,8 @@ class Supervisor:
             case Ready(info):
                 self._watchdog.ready()
                 self.info = info
+                # the server has been told this context: a later engine must not have a smaller one
+                self._config = replace(self._config, max_model_len=info.max_model_len)
                 self._loaded = True
             case Fatal():
                 self._fatal = event

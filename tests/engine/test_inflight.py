@@ -125,14 +125,6 @@ def test_prompt_logprobs_are_told_once() -> None:
     assert table.take(entry) == [replace(REQUEST, output_token_ids=(7,))]  # all told: not asked for again
 
 
-def test_prompt_logprobs_are_asked_of_the_first_choice_alone() -> None:
-    table = InFlight()
-    entry = accepted(table, replace(REQUEST, n=2, sampling=SamplingParams(10, prompt_logprobs=0)))
-    table.deliver([token(7, choice_index=1)])
-    table.lose_engine()
-    assert [record.sampling.prompt_logprobs for record in table.take(entry)] == [0, None]
-
-
 def test_a_choice_whose_abort_died_with_the_engine_ends_as_aborted() -> None:
     table = InFlight()
     entry = accepted(table)

@@ -1,0 +1,180 @@
+"""The engine's loop: drain commands → schedule → execute → update → publish.
+
+`step()` is synchronous and public: a test drives it by hand with a list of commands and a fake executor, no process,
+no socket, no torch. One thread; the link and the executor are called from it alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from engine.core.plan import SchedulerOutput
+from engine.core.scheduler import Scheduler
+from engine.errors import EngineError, RequestRejected
+from engine.executor import Executor, Ticket
+from engine.link import Link
+from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate
+from engine.wire import (
+    Abort,
+    Command,
+    Configure,
+    News,
+    Ping,
+    Pong,
+    ResetPrefixCache,
+    Shutdown,
+    StepBegun,
+    StepDone,
+    Submit,
+)
+
+logger = logging.getLogger(__name__)
+
+
+_QUIET_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A step between submission and collection."""
+
+    output: SchedulerOutput
+    ticket: Ticket
+    begun_at: float  # before schedule()
+    submitted_at: float  # after schedule()
+
+
+class EngineLoop:
+    """Runs the scheduler against an executor and tells the server.
+
+    `depth` steps are under way at most: with 2, a step is planned and submitted while the one before runs.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        link: Link,
+        *,
+        depth: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._link = link
+        self._depth = depth
+        self._clock = clock
+        self._in_flight: deque[_InFlight] = deque()
+        self._stopping = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether step() has something to do without a new command."""
+        return bool(self._in_flight) or self._scheduler.has_work()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a Shutdown has been taken."""
+        return self._stopping
+
+    def run(self) -> None:
+        """Step until told to shut down. Raises LinkClosed when the server goes, and whatever ends the engine."""
+        while not self._stopping:
+            self.step()
+            if not self.busy and not self._stopping:
+                self._idle()
+
+    def step(self) -> None:
+        """One turn: take the commands that have arrived, keep `depth` steps under way, finish the oldest, publish.
+
+        Raises what the executor raises when the engine as a whole cannot go on.
+        """
+        self._take(self._link.receive(0))
+        self._submit_steps()
+        if self._in_flight:
+            self._finish_step(self._in_flight.popleft())
+
+    def _idle(self) -> None:
+        """Wait for commands and take them. After a moment of quiet the books are checked, once: that takes time, and
+        must not meet a client who sends one request after another."""
+        commands = self._link.receive(_QUIET_SECONDS)
+        if not commands:
+            self._scheduler.check_invariants()
+            commands = self._link.receive(None)
+        self._take(commands)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def _take(self, commands: list[Command]) -> None:
+        """Carry out commands in order; what they end is told at once, not after the next step."""
+        news: list[RequestUpdate] = []
+        for command in commands:
+            match command:
+                case Submit(request):
+                    news += self._add(request)
+                case Abort(request_id, choice_index):
+                    news += self._scheduler.abort(request_id, choice_index)
+                case Ping(number):
+                    self._link.send(Pong(number))
+                case ResetPrefixCache():
+                    self._scheduler.reset_prefix_cache()
+                case Shutdown():
+                    self._stopping = True
+                case Configure():
+                    raise ValueError("the engine is configured already")
+        if news:
+            self._link.send(News(tuple(news)))
+
+    def _add(self, request: GenerationRequest) -> list[RequestUpdate]:
+        """A request that cannot be taken ends here, alone: refused, or failed if the fault is ours."""
+        try:
+            self._scheduler.add(request)
+        except RequestRejected as error:
+            return _refusals(request, str(error), ErrorKind.REJECTED)
+        except Exception:
+            logger.exception("add() failed on request %d", request.request_id)
+            self._scheduler.check_invariants()  # if it left the books wrong, the engine has to go
+            return _refusals(request, "the engine failed to take the request", ErrorKind.INTERNAL)
+        return []
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def _submit_steps(self) -> None:
+        while len(self._in_flight) < self._depth and self._scheduler.has_work():
+            begun_at = self._clock()
+            output = self._scheduler.schedule()
+            submitted_at = self._clock()
+            if not output.seqs:  # all that is live hangs on the steps under way
+                if not self._in_flight:
+                    raise EngineError("the scheduler has work and plans nothing")
+                break
+            self._link.send(StepBegun(output.step_id, tuple([seq.seq_id for seq in output.seqs])))
+            ticket = self._executor.submit(output)
+            self._in_flight.append(_InFlight(output, ticket, begun_at, submitted_at))
+
+    def _finish_step(self, step: _InFlight) -> None:
+        result = self._executor.collect(step.ticket)
+        collected_at = self._clock()
+        updates = self._scheduler.update(step.output, result)
+        stats = replace(
+            self._scheduler.stats(),
+            step_id=step.output.step_id,
+            started_at=step.begun_at,
+            schedule_seconds=step.submitted_at - step.begun_at,
+            execute_seconds=collected_at - step.submitted_at,
+            update_seconds=self._clock() - collected_at,
+        )
+        self._link.send(StepDone(tuple(updates), stats))
+
+
+def _refusals(request: GenerationRequest, message: str, kind: ErrorKind) -> list[RequestUpdate]:
+    """The terminal updates of a request that was not taken."""
+    choices = range(request.choice_index, request.choice_index + request.n)
+    return [
+        RequestUpdate(request.request_id, k, finish_reason=FinishReason.ERROR, error=message, error_kind=kind)
+        for k in choices
+    ]

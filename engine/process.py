@@ -1,0 +1,164 @@
+"""The engine process: `python -m engine.process --fd N --parent PID`.
+
+The socket N is its only connection to the world. The server starts it with a Configure frame, hears how the loading
+goes, and then sends requests. The process ignores SIGINT and SIGTERM, which terminals and process managers send to
+whole groups: the server drains, and ends it by a Shutdown frame. It never outlives the server: where the kernel
+offers it, it is killed with its parent; everywhere, it goes when the socket closes or its parent changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+
+from engine.config import EngineConfig
+from engine.core.queue import FCFSQueue, QueuePolicy
+from engine.core.scheduler import Scheduler
+from engine.errors import ConfigError, ModelError
+from engine.executor import Executor
+from engine.fake_executor import build_fake_executor
+from engine.link import LinkClosed, SocketLink
+from engine.loop import EngineLoop
+from engine.types import EngineInfo, LoadProgress
+from engine.wire import Configure, Fatal, Loading, Ready, WireError
+
+logger = logging.getLogger(__name__)
+
+_QUEUES: dict[str, Callable[[], QueuePolicy]] = {"fcfs": FCFSQueue}  # by --scheduling-policy
+
+_PROCESS_NAME = b"octavo-engine"
+_LAST_WORDS_SECONDS = 5.0
+_PARENT_CHECK_SECONDS = 1.0
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+
+
+class ExitCode(IntEnum):
+    """How the process ends when it ends by itself (numbers from sysexits.h)."""
+
+    OK = 0  # told to, or the server has gone
+    FAILED = 70  # the engine could not go on
+    UNUSABLE = 78  # the configuration or the model cannot be served: starting again will not help
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="engine.process", description="Started by the server, not by hand.")
+    parser.add_argument("--fd", type=int, required=True, help="connected stream socket")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the server")
+    options = parser.parse_args(arguments)
+    os.set_inheritable(options.fd, False)
+    _prepare_process(options.parent)
+    link = SocketLink(socket.socket(fileno=options.fd))
+    try:
+        return _serve(link)
+    except LinkClosed:
+        logger.info("the server has gone")
+        return ExitCode.OK
+    finally:
+        link.flush(_LAST_WORDS_SECONDS)
+
+
+def _serve(link: SocketLink) -> ExitCode:
+    """Load, say so, run until shut down."""
+    try:
+        executor, loop = _load(link)
+    except (ConfigError, ModelError) as error:
+        link.send(Fatal("config" if isinstance(error, ConfigError) else "model", str(error)))
+        return ExitCode.UNUSABLE
+    except LinkClosed:
+        raise
+    except Exception as error:
+        return _fail(link, error)
+    try:
+        loop.run()
+        return ExitCode.OK
+    except LinkClosed:
+        raise
+    except Exception as error:
+        return _fail(link, error)
+    finally:
+        executor.close()
+
+
+def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
+    [configure] = link.receive(None)
+    if not isinstance(configure, Configure):
+        raise WireError("the first frame must be Configure")
+    config = configure.config
+
+    def report(progress: LoadProgress) -> None:
+        link.send(Loading(progress))
+
+    executor, info = _build_executor(config, report, configure.life)
+    loop = EngineLoop(_build_scheduler(config, info, executor), executor, link)
+    gc.collect()
+    gc.freeze()  # what has been loaded stays: the collector need not walk it again
+    link.send(Ready(info))
+    return executor, loop
+
+
+def _build_executor(
+    config: EngineConfig, report: Callable[[LoadProgress], None], life: int
+) -> tuple[Executor, EngineInfo]:
+    if config.executor == "fake":
+        return build_fake_executor(config, report, life)
+    from engine.runner.local_executor import build_executor  # loads the kernels
+
+    return build_executor(config, report)
+
+
+def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor) -> Scheduler:
+    return Scheduler(
+        executor.capacity(),
+        max_num_batched_tokens=info.max_num_batched_tokens,
+        max_num_seqs=info.max_num_seqs,
+        max_model_len=info.max_model_len,
+        queue=_QUEUES[config.scheduling_policy](),
+        prefix_cache=config.prefix_caching,
+        batching=config.batching,
+    )
+
+
+def _fail(link: SocketLink, error: Exception) -> ExitCode:
+    logger.critical("the engine cannot go on", exc_info=error)
+    link.send(Fatal("internal", f"{type(error).__name__}: {error}"))
+    return ExitCode.FAILED
+
+
+def _prepare_process(parent_pid: int) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s engine[%(process)d] %(levelname)s %(name)s: %(message)s",
+    )
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(_PR_SET_NAME, _PROCESS_NAME, 0, 0, 0)
+    else:
+        threading.Thread(target=_watch_parent, args=(parent_pid,), daemon=True).start()
+    if os.getppid() != parent_pid:  # it ended before we could ask to be told
+        os._exit(ExitCode.OK)
+
+
+def _watch_parent(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
