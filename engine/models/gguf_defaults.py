@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, TypeVar
 
 from engine.errors import ModelError
@@ -68,18 +67,16 @@ class GGUFKeys:
         return self.gguf.require(f"{self.architecture}.{key}", kind)
 
 
-def from_gguf(gguf: GGUFFile, rotated: bool = True) -> ModelConfig:
-    """The configuration of the usual model. All layers slide where the file has a window; a layer is sparse where
-    the file has a router for it. `rotated`: whether RoPE turns queries and keys."""
+def from_gguf(gguf: GGUFFile, rotated: bool = True, windowed: Callable[[int], bool] | None = None) -> ModelConfig:
+    """The configuration of the usual model. Biases are where the file has them, a layer is sparse where it has a
+    router. `rotated`: whether RoPE turns queries and keys. `windowed` says which layers slide where the file has a
+    window and no pattern (default: all)."""
     keys = GGUFKeys(gguf)
     hidden_size, num_heads = keys.require("embedding_length", int), keys.require("attention.head_count", int)
     head_dim = keys.get("attention.key_length", int, hidden_size // num_heads)
     if keys.get("attention.value_length", int, head_dim) != head_dim:
         raise ModelError(f"{gguf.path}: keys and values of different lengths are not known")
-    layer = LayerConfig(
-        rope=rope_from_gguf(keys, keys.get("rope.dimension_count", int, head_dim)) if rotated else None,
-        window=keys.get("attention.sliding_window", int, 0) or None,
-    )
+    rope = rope_from_gguf(keys, keys.get("rope.dimension_count", int, head_dim)) if rotated else None
     return ModelConfig(
         architecture=keys.architecture,
         vocab_size=_num_rows(gguf, "token_embd.weight"),
@@ -90,24 +87,34 @@ def from_gguf(gguf: GGUFFile, rotated: bool = True) -> ModelConfig:
         head_dim=head_dim,
         context_length=keys.require("context_length", int),
         layers=tuple(
-            replace(layer, sparse=f"blk.{index}.ffn_gate_inp.weight" in gguf.tensors)
-            for index in range(keys.require("block_count", int))
+            LayerConfig(rope, window, sparse=f"blk.{layer}.ffn_gate_inp.weight" in gguf.tensors)
+            for layer, window in enumerate(_windows(keys, windowed))
         ),
         norm_eps=keys.get("attention.layer_norm_rms_epsilon", float, 1e-5),
         tied_head="output.weight" not in gguf.tensors,
         attention_scale=keys.get("attention.scale", float, head_dim**-0.5),
+        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
+        attention_output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        mlp_bias="blk.0.ffn_down.bias" in gguf.tensors,
         moe=moe_from_gguf(gguf),
     )
 
 
-def with_windows(config: ModelConfig, slides: Callable[[int], bool]) -> ModelConfig:
-    """The window only where a layer slides."""
-    return replace(
-        config,
-        layers=tuple(
-            layer if slides(index) else replace(layer, window=None) for index, layer in enumerate(config.layers)
-        ),
-    )
+def _windows(keys: GGUFKeys, windowed: Callable[[int], bool] | None) -> list[int | None]:
+    """The window of each layer. The file's pattern is a list with an entry per layer, or a number n: every n-th layer
+    does not slide."""
+    count = keys.require("block_count", int)
+    window = keys.get("attention.sliding_window", int, 0) or None
+    slides = [windowed is None or windowed(layer) for layer in range(count)]
+    key = f"{keys.architecture}.attention.sliding_window_pattern"
+    if isinstance(keys.gguf.metadata.get(key), int):
+        period = keys.gguf.require(key, int)
+        slides = [period == 0 or (layer + 1) % period != 0 for layer in range(count)]
+    elif key in keys.gguf.metadata:
+        slides = [bool(flag) for flag in keys.gguf.numbers(key)]
+        if len(slides) != count:
+            raise ModelError(f"{keys.gguf.path}: {key} has {len(slides)} entries for {count} layers")
+    return [window if flag else None for flag in slides]
 
 
 def _num_rows(gguf: GGUFFile, name: str) -> int:

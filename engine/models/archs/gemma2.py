@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.models.architecture import Architecture
 from engine.models.config import ModelConfig
-from engine.models.gguf_defaults import GGUF_NAMES, GGUFKeys, from_gguf, with_windows
+from engine.models.gguf_defaults import GGUF_NAMES, GGUFKeys, from_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.hf_config import HFConfig
 from engine.models.hf_defaults import HF_NAMES, activation, from_hf
@@ -44,11 +44,11 @@ def _from_hf(hf: HFConfig) -> ModelConfig:
 
 
 def _from_gguf(gguf: GGUFFile) -> ModelConfig:
-    keys, config = GGUFKeys(gguf), from_gguf(gguf)
+    keys, config = GGUFKeys(gguf), from_gguf(gguf, windowed=lambda layer: layer % 2 == 0)
     largest = len(config.layers) == 46  # the 27B model alone scales by hidden_size / num_heads, which no key says
     scale = (config.hidden_size // config.num_heads) ** -0.5 if largest else config.head_dim**-0.5
     return replace(
-        with_windows(config, lambda layer: layer % 2 == 0),
+        config,
         post_norm=True,
         activation=Activation.GELU_TANH,
         embedding_scale=config.hidden_size**0.5,

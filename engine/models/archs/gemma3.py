@@ -11,7 +11,7 @@ from typing import Final
 from engine.models.architecture import Architecture
 from engine.models.archs.gemma2 import GGUF_NAMES_SANDWICH, HF_NAMES_OFFSET
 from engine.models.config import ModelConfig, QKNorm
-from engine.models.gguf_defaults import GGUFKeys, from_gguf, with_windows
+from engine.models.gguf_defaults import GGUFKeys, from_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.hf_config import HFConfig
 from engine.models.hf_defaults import activation, from_hf
@@ -51,13 +51,12 @@ def _from_hf(hf: HFConfig) -> ModelConfig:
 
 
 def _from_gguf(gguf: GGUFFile) -> ModelConfig:
-    keys, config = GGUFKeys(gguf), from_gguf(gguf)
+    keys, config = GGUFKeys(gguf), from_gguf(gguf, windowed=lambda layer: (layer + 1) % 6 != 0)
     local = RopeConfig(keys.get("rope.freq_base_swa", float, 10_000.0), config.head_dim)
     largest = len(config.layers) == 62  # the 27B model alone scales by hidden_size / num_heads, which no key says
     scale = (config.hidden_size // config.num_heads) ** -0.5 if largest else config.head_dim**-0.5
-    config = _with_local_rope(with_windows(config, lambda layer: (layer + 1) % 6 != 0), local)
     scale = keys.get("attention.scale", float, scale)
-    return replace(_common(config), activation=Activation.GELU_TANH, attention_scale=scale)
+    return replace(_common(_with_local_rope(config, local)), activation=Activation.GELU_TANH, attention_scale=scale)
 
 
 def _common(config: ModelConfig) -> ModelConfig:

@@ -8,7 +8,6 @@ from typing import Final
 from engine.models.architecture import Architecture
 from engine.models.config import ModelConfig
 from engine.models.gguf_defaults import GGUF_NAMES, from_gguf
-from engine.models.gguf_file import GGUFFile
 from engine.models.hf_config import HFConfig
 from engine.models.hf_defaults import HF_NAMES, from_hf
 
@@ -18,25 +17,13 @@ def _from_hf(hf: HFConfig) -> ModelConfig:
     return replace(from_hf(hf), qkv_bias=bias, attention_output_bias=bias, mlp_bias=hf.get("mlp_bias", bool, False))
 
 
-def _from_gguf(gguf: GGUFFile) -> ModelConfig:
-    def has_bias(stem: str) -> bool:
-        return f"blk.0.{stem}.bias" in gguf.tensors
-
-    return replace(
-        from_gguf(gguf),
-        qkv_bias=has_bias("attn_q"),
-        attention_output_bias=has_bias("attn_output"),
-        mlp_bias=has_bias("ffn_down"),
-    )
-
-
 LLAMA: Final = Architecture(
     name="Llama",
     hf_classes=("LlamaForCausalLM",),
     hf_types=("llama",),
     gguf_types=("llama",),
     config_from_hf=_from_hf,
-    config_from_gguf=_from_gguf,
+    config_from_gguf=from_gguf,
     hf_names=HF_NAMES,
     gguf_names=replace(GGUF_NAMES, interleaved_rope=True),
 )

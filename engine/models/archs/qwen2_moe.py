@@ -59,7 +59,7 @@ def _from_gguf(gguf: GGUFFile) -> ModelConfig:
     config, shared_size = from_gguf(gguf), GGUFKeys(gguf).require("expert_shared_feed_forward_length", int)
     moe = moe_from_gguf(gguf, normalize=False)
     moe = moe and replace(moe, shared_intermediate_size=shared_size, shared_gated=True)
-    return replace(config, moe=moe, qkv_bias=True)
+    return replace(config, moe=moe)
 
 
 QWEN2_MOE: Final = Architecture(
