@@ -38,6 +38,7 @@ class LoadedText:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None  # None: the model has none
     sampling_defaults: Mapping[str, float]  # temperature, top_k, …: what the model's authors recommend
+    special_texts: Mapping[str, str]  # bos_token, eos_token, …: variables of chat templates
 
 
 def load_tokenizer(path: str | PathLike[str]) -> LoadedText:
@@ -54,8 +55,9 @@ def load_tokenizer(path: str | PathLike[str]) -> LoadedText:
 def _from_folder(path: Path) -> LoadedText:
     folder = TokenizerFolder(path)
     tokenizer = folder.tokenizer()
-    template = _template(path, folder.chat_templates(), folder.special_texts())
-    return LoadedText(tokenizer, template, folder.sampling_defaults())
+    special = folder.special_texts()
+    template = _template(path, folder.chat_templates(), special)
+    return LoadedText(tokenizer, template, folder.sampling_defaults(), special)
 
 
 def _from_gguf(path: Path) -> LoadedText:
@@ -73,7 +75,7 @@ def _from_gguf(path: Path) -> LoadedText:
         if token_id >= 0:
             special[name] = tokenizer.token_text(token_id)
     defaults = {name: file.require(key, float) for key, name in _GGUF_SAMPLING.items() if key in file.metadata}
-    return LoadedText(tokenizer, _template(path, sources, special), defaults)
+    return LoadedText(tokenizer, _template(path, sources, special), defaults, special)
 
 
 def _template(path: Path, sources: Mapping[str, str], special_texts: Mapping[str, str]) -> ChatTemplate | None:
