@@ -23,7 +23,7 @@ from engine.wire import Command, Event, News, StepDone, Submit
 
 QUICK = SupervisorOptions(
     limits=Limits(
-        start_seconds=20, first_step_seconds=20, step_seconds=0.5, ping_interval_seconds=0.1, pong_seconds=0.5
+        start_seconds=10, first_step_seconds=2, step_seconds=0.5, ping_interval_seconds=0.1, pong_seconds=0.5
     ),
     recovery=RecoveryOptions(first_delay_seconds=0.05, max_delay_seconds=0.1, open_seconds=0.3),
 )
@@ -31,6 +31,8 @@ QUICK = SupervisorOptions(
 
 class Harness:
     """What the tests do with a client."""
+
+    quick = QUICK
 
     @staticmethod
     def config(**fake: object) -> EngineConfig:
