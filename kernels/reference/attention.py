@@ -184,8 +184,10 @@ def paged_attention(
 ) -> None:
     """Run a plan over one layer's cache. q [T, heads, D], out [T, heads, Dv]."""
     num_kv_heads = cache.spec.num_kv_heads
-    queries = q.view(q.shape[0], num_kv_heads, -1, q.shape[-1])  # [T, kv_heads, heads per KV head, D]
-    outputs = out.view(out.shape[0], num_kv_heads, -1, out.shape[-1])
+    num_tokens, num_heads, head_dim = q.shape
+    heads_per_kv_head = num_heads // num_kv_heads
+    queries = q.view(num_tokens, num_kv_heads, heads_per_kv_head, head_dim)
+    outputs = out.view(num_tokens, num_kv_heads, heads_per_kv_head, out.shape[-1])
     keys, values = cache.keys[layer], cache.values[layer]
     for group in plan.decodes:
         k = _gather(keys, group.block_ids, group.num_seqs, num_kv_heads, group.unwritten).to(q.dtype)
@@ -199,8 +201,8 @@ def paged_attention(
         for tile in prefill.tiles:
             rows = slice(tile.first_query, tile.first_query + tile.num_queries)
             tile_q = queries[rows].permute(1, 2, 0, 3)  # [kv_heads, heads per KV head, queries, D]
-            tile_k = k[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, tile_q.shape[1], -1, -1)
-            tile_v = v[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, tile_q.shape[1], -1, -1)
+            tile_k = k[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, heads_per_kv_head, -1, -1)
+            tile_v = v[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, heads_per_kv_head, -1, -1)
             result = _attend(tile_q, tile_k, tile_v, tile.mask, tile.is_causal, spec)
             outputs[rows] = result.permute(2, 0, 1, 3)
 
