@@ -9,7 +9,7 @@
      └────────────────────────────────────────────── cached
                        leave_tree (evict)
 
-A block's `ref_count` counts the block tables that name it and the pins on it, not the prefix tree.
+A block's `ref_count` counts the block tables that name it, not the prefix tree.
 """
 
 from __future__ import annotations

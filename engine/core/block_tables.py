@@ -20,10 +20,10 @@ class BlockTables:
         "changed_from",
         "first_live",
         "forked",
+        "has_duplicates",
         "namespace",
         "node",
         "num_committed_blocks",
-        "pins",
     )
 
     def __init__(self, namespace: int, block_ids: list[list[int]]) -> None:
@@ -35,13 +35,12 @@ class BlockTables:
         self.first_live = [0] * len(block_ids)
         # The last block, partly filled, may be shared with another sequence of a fork.
         self.forked = False
-        # Blocks whose tokens have been computed and offered to the prefix tree.
+        # Blocks whose tokens have been computed and offered to the prefix cache.
         self.num_committed_blocks = 0
-        # The tree node at whose end the committed blocks end.
+        # The tree node that leads to this sequence's next block; the path to it goes through the tables' own blocks.
         self.node: Node | None = None
-        # [group][block index]: the tree's block for these tokens where the table keeps a duplicate of its own.
-        # The pin keeps the path to `node` from being evicted.
-        self.pins: list[dict[int, int]] = [{} for _ in block_ids]
+        # The tree has other blocks for tokens behind `node`: the tables keep theirs until release().
+        self.has_duplicates = False
 
     @property
     def num_blocks(self) -> int:

@@ -55,19 +55,18 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _check_pool(kv: KVManager, group: int, live: list[BlockTables]) -> None:
-    """The four states partition the ids, and each reference count is that of the tables and pins."""
+    """The four states partition the ids, and each reference count is that of the tables."""
     pool = kv.pools[group]
     refs: Counter[int] = Counter()
     for tables in live:
         named = [block_id for block_id in tables.block_ids[group] if block_id != NULL_BLOCK]
         _require(len(named) == len(set(named)), f"a table of group {group} names a block twice: {named}")
         refs.update(named)
-        refs.update(tables.pins[group].values())
     for block_id in range(pool.num_blocks):
         _require(
             pool.ref_counts[block_id] == refs[block_id],
             f"block {block_id} of group {group} has ref_count {pool.ref_counts[block_id]}, "
-            f"but {refs[block_id]} tables and pins name it",
+            f"but {refs[block_id]} tables name it",
         )
     states = {state: [b for b in range(1, pool.num_blocks) if pool.state(b) is state] for state in BlockState}
     _require(
@@ -159,8 +158,16 @@ def _check_holder(kv: KVManager, seq: Sequence) -> None:
         node: Node | None = tables.node
         while node is not None:
             path[:0] = node.tokens
+            for window, kept, own in zip(kv.windows, node.block_ids, tables.block_ids, strict=True):
+                _require(
+                    window is not None or kept == own[node.depth : node.end],
+                    f"{seq.seq_id} has {own} on the path of {kept}",
+                )
             node = node.parent
-        _require(path == seq.token_ids[:committed], f"{seq.seq_id} stands at {path}, not at its own tokens")
+        _require(
+            path == seq.token_ids[: len(path)] and (len(path) == committed or tables.has_duplicates),
+            f"{seq.seq_id} stands at {path}, not at the end of its committed tokens",
+        )
         _require(tables.node.namespace == seq.request.cache_namespace, f"{seq.seq_id} left its namespace")
 
 

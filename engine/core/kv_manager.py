@@ -93,13 +93,13 @@ class KVManager:
     def fork(self, parent: BlockTables) -> BlockTables:
         """Tables that share all of the parent's blocks; both copy before they write a shared one."""
         tables = BlockTables(parent.namespace, [list(ids) for ids in parent.block_ids])
-        for pool, ids, pins in zip(self.pools, parent.block_ids, parent.pins, strict=True):
-            for block_id in [*ids, *pins.values()]:
+        for pool, ids in zip(self.pools, parent.block_ids, strict=True):
+            for block_id in ids:
                 if block_id != NULL_BLOCK:
                     pool.acquire(block_id)
-        tables.pins = [dict(pins) for pins in parent.pins]
         tables.first_live = list(parent.first_live)
         tables.num_committed_blocks = parent.num_committed_blocks
+        tables.has_duplicates = parent.has_duplicates
         tables.forked = parent.forked = True
         self.cache.attach_fork(tables, parent)
         return tables
@@ -199,16 +199,18 @@ class KVManager:
 
     # --- end ---------------------------------------------------------------------------------------------------------
 
-    def release(self, tables: BlockTables) -> None:
+    def release(self, tables: BlockTables, token_ids: list[int]) -> None:
         """Give up all references, from the end to the beginning (BlockPool says why). The tables are dead."""
-        for pool, ids, pins in zip(self.pools, tables.block_ids, tables.pins, strict=True):
+        duplicated: list[dict[int, int]] = [{} for _ in self.pools]
+        if tables.has_duplicates:
+            duplicated = self.cache.merge(tables, token_ids)
+        for pool, ids, found in zip(self.pools, tables.block_ids, duplicated, strict=True):
             for index in range(len(ids) - 1, -1, -1):
                 if ids[index] != NULL_BLOCK:
                     pool.release(ids[index])
-                if index in pins:
-                    pool.release(pins[index])
+                if index in found:
+                    pool.release(found[index])
             ids.clear()
-            pins.clear()
         self.cache.detach(tables)
 
     def reset_prefix_cache(self) -> None:

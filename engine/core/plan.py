@@ -20,7 +20,8 @@ class SeqId(NamedTuple):
 class BlockTableTail(NamedTuple):
     """Entries `start`, `start + 1`, … of a block table become `block_ids`; entries before stay as they were.
 
-    For a sequence whose record travels in this step `start` is 0 and the table is complete.
+    For a sequence whose record travels in this step `start` is 0 and the table is complete. In a window group the
+    entries that no later token can see become the null block 0: they are part of what changed.
     """
 
     start: int
@@ -42,6 +43,10 @@ class ScheduledSeq:
 
     Runs the tokens at positions start_position … start_position + num_scheduled_tokens − 1; `token_ids` are
     those tokens (PENDING_TOKEN only as the last one). After the step, KV exists for all of them.
+
+    Prompt logprobs are wanted exactly when the record asks for them and rows of prompt tokens are: the row of position
+    p tells about the prompt token at p + 1, and a row of position 0 also makes position 0 known, which is None.
+    A resumed sequence asks only for those it hasn't reported yet.
     """
 
     seq_id: SeqId
@@ -60,7 +65,10 @@ class ScheduledSeq:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. An executor first forgets, then copies blocks, then runs the sequences in this order."""
+    """One step. An executor first forgets, then copies blocks, then runs the sequences in this order.
+
+    Without sequences it carries nothing at all: it is no step, and need neither be submitted nor updated.
+    """
 
     step_id: int
     seqs: tuple[ScheduledSeq, ...]
@@ -74,7 +82,12 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class SeqResult:
-    """What a step gave one sequence: 0..k tokens, or an error that ends this sequence alone."""
+    """What a step gave one sequence: 0..k tokens, or an error that ends this sequence alone.
+
+    At least one token when it was to sample; several only while no later step names the sequence. After an error the
+    results of steps that name the sequence and are under way already are dropped, whatever they are. An error in a
+    step that computes a prompt for several choices ends all of them.
+    """
 
     seq_id: SeqId
     token_ids: tuple[int, ...] = ()
@@ -97,7 +110,9 @@ class KVGroupCapacity:
     """One KV group: layers that keep the same part of a sequence."""
 
     num_blocks: int  # including the null block 0, which is never handed out
-    window: int | None = None  # tokens a layer of this group can see back, itself included; None = all
+    # Tokens a layer of this group can see back, itself included; None = all. A sequence in a window group holds the
+    # blocks of the window and of the chunk that runs: num_blocks well above that keeps admission going.
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

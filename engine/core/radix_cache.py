@@ -7,10 +7,13 @@ Tokens are compared as they are, so there are no collisions. A node carries, per
 of its edge, or the null block where a window group has let it go. A walk that ends inside an edge splits it, so
 that every position which a sequence refers to is the end of a node.
 
-A sequence refers to all the full-attention blocks between the root and its node: through its table, or through a pin
-where its table keeps a duplicate. So whatever nobody refers to has nothing referenced below it, and the pool's order
-of cached blocks is the order of eviction: least recently used first, leaves before what leads to them, each in O(1).
-Blocks of a window group may go from anywhere in the tree; only the match needs the last of them.
+A sequence refers to all the full-attention blocks between the root and its node. So whatever nobody refers to has
+nothing referenced below it, and the pool's order of cached blocks is the order of eviction: least recently used
+first, leaves before what leads to them, each in O(1). Blocks of a window group may go from anywhere in the tree; a
+match needs only the last of them.
+
+A sequence that has computed what the tree has already keeps its duplicates, and adds nothing below them while it
+runs: the path there isn't its own. At its end the duplicates are freed, and what it computed behind them is added.
 """
 
 from __future__ import annotations
@@ -70,16 +73,20 @@ class PrefixCache(Protocol):
         """Put new tables at the end of the match, whose blocks they have already acquired."""
 
     def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
-        """Put new tables where their parent stands, whose blocks and pins they have already acquired."""
+        """Put new tables where their parent stands, whose blocks they have already acquired."""
 
     def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
-        """Add the first num_blocks blocks of the tables, those before tables.num_committed_blocks being known.
+        """Add the first num_blocks blocks of the tables, up to the first that it has already in another block."""
 
-        Where the tree has other blocks for the same tokens these stay in the tree, pinned, and the tables keep theirs.
+    def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
+        """Before tables with duplicates are released: add all their committed blocks that it lacks.
+
+        Returns, per group, block index → the block found instead of the tables' own; the caller releases it together
+        with theirs.
         """
 
     def detach(self, tables: BlockTables) -> None:
-        """Forget tables, whose blocks and pins have been released."""
+        """Forget tables, whose blocks have been released."""
 
     def evict(self, group: int) -> None:
         """Free the oldest cached block of the group. Raises StopIteration if it has none."""
@@ -106,6 +113,9 @@ class NoPrefixCache:
     def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
         """Nothing to do."""
 
+    def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
+        return [{} for _ in range(self._num_groups)]
+
     def detach(self, tables: BlockTables) -> None:
         """Nothing to do."""
 
@@ -123,6 +133,8 @@ class RadixCache:
         self._pools = pools
         self._windows = windows
         self._has_windows = any(window is not None for window in windows)
+        # A full-attention group, if there is one: its blocks tell whose path it is.
+        self._anchor = next((group for group, window in enumerate(windows) if window is None), None)
         self._roots: dict[int, Node] = {}  # by namespace
         self._owners: list[dict[int, Node]] = [{} for _ in pools]  # [group]: block id → its node
         self.num_evicted_blocks = 0
@@ -208,22 +220,62 @@ class RadixCache:
         self._prune(node)
 
     def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
+        if not tables.has_duplicates:
+            self._walk(tables, token_ids, num_blocks, None)
+
+    def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
+        found: list[dict[int, int]] = [{} for _ in self._pools]
+        self._walk(tables, token_ids, tables.num_committed_blocks, found)
+        return found
+
+    def _walk(
+        self, tables: BlockTables, token_ids: list[int], num_blocks: int, found: list[dict[int, int]] | None
+    ) -> None:
+        """Lead the tables' node down to num_blocks, adding what the tree lacks. Where it has other blocks, acquire
+        them and note them in `found`, or stop if that is None."""
         node = self._node_of(tables)
         node.num_sequences -= 1
-        depth = tables.num_committed_blocks
-        while depth < num_blocks:
-            child = node.children.get(self._key(token_ids, depth))
+        while node.end < num_blocks:
+            child = node.children.get(self._key(token_ids, node.end))
             if child is None:
-                node = self._append(node, tables, token_ids, num_blocks)
+                end = num_blocks if found is None else self._end_of_unshared(tables, node.end, num_blocks)
+                if end > node.end:
+                    node = self._append(node, tables, token_ids, end)
                 break
             num_common = self._num_common_blocks(child, token_ids, num_blocks)
-            if num_common < child.num_blocks:
-                child = self._split(child, num_common)
-            self._meet(child, tables)
+            num_own = num_common if found is not None else self._num_own_blocks(child, tables, num_common)
+            if num_own < num_common:
+                tables.has_duplicates = True
+                if num_own == 0:
+                    break
+            if num_own < child.num_blocks:
+                child = self._split(child, num_own)
+            self._meet(child, tables, found)
             node = child
-            depth = child.end
+            if tables.has_duplicates and found is None:
+                break
         node.num_sequences += 1
         tables.node = node
+
+    def _num_own_blocks(self, node: Node, tables: BlockTables, num_blocks: int) -> int:
+        """How many of the node's first num_blocks blocks are the tables' own: a fork has put them there."""
+        if self._anchor is None:
+            return num_blocks
+        kept, own = node.block_ids[self._anchor], tables.block_ids[self._anchor]
+        count = 0
+        while count < num_blocks and kept[count] == own[node.depth + count]:
+            count += 1
+        return count
+
+    def _end_of_unshared(self, tables: BlockTables, start: int, end: int) -> int:
+        """Where the blocks from `start` on end that nobody but these tables refers to. A block that another sequence
+        of a fork goes on using may not hang below a path that isn't that sequence's own; its last user adds it."""
+        if self._anchor is None:
+            return end
+        refs, own = self._pools[self._anchor].ref_counts, tables.block_ids[self._anchor]
+        while start < end and refs[own[start]] == 1:
+            start += 1
+        return start
 
     def _append(self, node: Node, tables: BlockTables, token_ids: list[int], end: int) -> Node:
         """Hang the table's blocks from node.end to `end` below node; returns the node that ends there."""
@@ -245,21 +297,21 @@ class RadixCache:
                     owners[block_id] = grown
         return grown
 
-    def _meet(self, node: Node, tables: BlockTables) -> None:
-        """The sequence has computed the tokens of a node that is there already."""
+    def _meet(self, node: Node, tables: BlockTables, found: list[dict[int, int]] | None) -> None:
+        """The tables have blocks for the tokens of a node that is there already."""
         for group, window in enumerate(self._windows):
-            pool, own_ids, node_ids = self._pools[group], tables.block_ids[group], node.block_ids[group]
-            for i in range(len(node_ids)):
-                own, kept = own_ids[node.depth + i], node_ids[i]
+            pool, own_ids, kept_ids = self._pools[group], tables.block_ids[group], node.block_ids[group]
+            for i, kept in enumerate(kept_ids):
+                own = own_ids[node.depth + i]
                 if own == kept:
                     continue
-                if window is None:
-                    pool.acquire(kept)
-                    tables.pins[group][node.depth + i] = kept
-                elif kept == NULL_BLOCK:
+                if kept == NULL_BLOCK:
                     pool.enter_tree(own)
-                    node_ids[i] = own
+                    kept_ids[i] = own
                     self._owners[group][own] = node
+                elif found is not None and window is None:
+                    pool.acquire(kept)
+                    found[group][node.depth + i] = kept
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 

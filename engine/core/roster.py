@@ -126,7 +126,7 @@ class Roster:
             self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:
-        self.kv.release(self.tables_of(seq))
+        self.kv.release(self.tables_of(seq), seq.token_ids)
         seq.tables = None
         if seq.sent:
             self._forget.append(seq.seq_id)

@@ -1,0 +1,154 @@
+"""Many random operations in a world where everything is scarce: two tokens, few blocks, few slots."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import pytest
+
+from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
+from engine.errors import RequestRejected
+from engine.types import FinishReason, GenerationRequest, Pooling
+from tests.core.driver import Driver, expected_outputs, make_driver, request
+
+VOCAB_SIZE = 2
+NUM_OPERATIONS = 2_000
+
+
+def random_world(rng: random.Random) -> tuple[KVCapacity, dict[str, Any]]:
+    block_size = rng.choice([1, 2, 3, 4])
+    windows: list[int | None] = rng.choice([[None], [None], [None, 5], [3], [None, None], [7, None, 2]])
+    groups = tuple(KVGroupCapacity(rng.randint(10, 40), window) for window in windows)
+    options = {
+        "budget": rng.choice([1, 3, 8, 20]),
+        "max_num_seqs": rng.choice([1, 2, 4, 8]),
+        "max_model_len": rng.choice([20, 40]),
+        "depth": rng.choice([1, 2, 2, 3]),
+        "prefix_cache": rng.random() < 0.8,
+        "batching": rng.choice(["continuous", "continuous", "static"]),
+        "max_prefix_wait_steps": rng.choice([0, 2, 64]),
+    }
+    return KVCapacity(block_size, groups), options
+
+
+def random_request(rng: random.Random, request_id: int) -> GenerationRequest:
+    kind = rng.random()
+    embeds = kind < 0.06
+    return request(
+        request_id,
+        [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 3, 5, 9, 14, 22]))],
+        0 if embeds or kind > 0.95 else rng.choice([1, 2, 4, 9, 16]),
+        n=rng.choice([1, 1, 1, 2, 3, 8]),
+        seed=rng.randrange(3),
+        stop=(rng.randrange(VOCAB_SIZE),) if rng.random() < 0.2 else (),
+        min_tokens=rng.choice([0, 0, 3]),
+        namespace=rng.choice([0, 0, 0, 1]),
+        prompt_logprobs=0 if rng.random() < 0.1 and not embeds else None,
+        logprobs=0 if rng.random() < 0.1 and not embeds else None,
+        pooling=rng.choice([Pooling.MEAN, Pooling.LAST]) if embeds else None,
+    )
+
+
+class World:
+    """One scheduler under random operations; remembers them for the report of a failure."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        kv, options = random_world(self.rng)
+        self.max_model_len: int = options["max_model_len"]
+        self.driver: Driver = make_driver(kv, vocab_size=VOCAB_SIZE, **options)
+        self.log: list[str] = [f"{kv} {options}"]
+        self.requests: dict[int, GenerationRequest] = {}
+        self.aborted: set[SeqId] = set()
+        self.failing: set[int] = set()  # requests of which a choice was made to fail
+        self.next_id = 0
+
+    def operate(self) -> None:
+        weights = {"add": 4, "submit": 12, "collect": 10, "abort": 1, "abort_choice": 1, "fail": 0.5, "reset": 0.2}
+        [name] = self.rng.choices(list(weights), list(weights.values()))
+        self.log.append(name)
+        getattr(self, name)()
+
+    def add(self) -> None:
+        if len(self.driver.scheduler.roster.queue) > 12:
+            return
+        self.next_id += 1
+        one = random_request(self.rng, self.next_id)
+        self.log[-1] += f" {one}"
+        try:
+            self.driver.add(one)
+        except RequestRejected:
+            return
+        self.requests[one.request_id] = one
+
+    def submit(self) -> None:
+        if len(self.driver.under_way) < self.driver.depth:
+            output = self.driver.submit()
+            self.log[-1] += f" {[(*seq.seq_id, seq.start_position, len(seq.token_ids)) for seq in output.seqs]}"
+
+    def collect(self) -> None:
+        if self.driver.under_way:
+            self.driver.collect()
+
+    def abort(self) -> None:
+        live = list(self.driver.scheduler.roster.live)
+        if live:
+            request_id = self.rng.choice(live)
+            self.log[-1] += f" {request_id}"
+            self.aborted.update(SeqId(u.request_id, u.choice_index) for u in self.driver.abort(request_id))
+
+    def abort_choice(self) -> None:
+        live = list(self.driver.scheduler.roster.live)
+        if live:
+            request_id = self.rng.choice(live)
+            choice_index = self.rng.randrange(self.requests[request_id].n)
+            self.log[-1] += f" {request_id} {choice_index}"
+            updates = self.driver.abort(request_id, choice_index)
+            assert len(updates) <= 1
+            self.aborted.update(SeqId(u.request_id, u.choice_index) for u in updates)
+
+    def fail(self) -> None:
+        if self.driver.executor.states:
+            seq_id = self.rng.choice(list(self.driver.executor.states))
+            self.log[-1] += f" {seq_id}"
+            self.driver.executor.failing[seq_id] = "scripted"
+            self.failing.add(seq_id.request_id)
+
+    def reset(self) -> None:
+        self.driver.scheduler.reset_prefix_cache()
+        self.driver.scheduler.check_invariants()
+
+    def finish(self) -> None:
+        self.driver.executor.failing.clear()
+        self.driver.run()
+        for (request_id, choice_index), outcome in self.driver.outcomes.items():
+            if request_id not in self.requests:
+                continue
+            one = self.requests[request_id]
+            wanted, reason = expected_outputs(one, choice_index, self.max_model_len, VOCAB_SIZE)
+            assert outcome.finish_reason is not None, "a choice without an end"
+            is_aborted = SeqId(request_id, choice_index) in self.aborted
+            assert is_aborted == (outcome.finish_reason is FinishReason.ABORT)
+            assert outcome.finish_reason is not FinishReason.ERROR or request_id in self.failing
+            if outcome.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+                assert tuple(outcome.token_ids) == wanted[: len(outcome.token_ids)]
+                continue
+            assert (tuple(outcome.token_ids), outcome.finish_reason) == (wanted, reason)
+            if one.sampling.prompt_logprobs is not None:
+                told = [None if p is None else p.token_id for p in outcome.prompt_logprobs]
+                assert told == [None, *one.prompt_token_ids[1:]]
+            assert bool(outcome.embedding) == (one.pooling is not None)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_all_books_stay_right_and_everybody_gets_the_tokens_of_a_solo_run(seed: int) -> None:
+    world = World(seed)
+    try:
+        for _ in range(NUM_OPERATIONS):
+            world.operate()
+        world.finish()
+    except BaseException:
+        sys.stdout.write("\n".join([f"seed {seed}", *world.log]))
+        raise
