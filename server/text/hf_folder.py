@@ -42,14 +42,11 @@ class TokenizerFolder:
         except Exception as error:  # the tokenizers library raises nothing narrower
             raise ModelError(f"{path}: no valid tokenizer: {error}") from error
         self._add_configured_tokens(backend)
-        prefix_ids, suffix_ids = self._surroundings(backend)
         try:
             return Tokenizer(
                 backend,
                 bos_token_id=self._named_id(backend, "bos_token"),
                 eos_token_ids=self._eos_token_ids(backend),
-                prefix_ids=prefix_ids,
-                suffix_ids=suffix_ids,
             )
         except UnknownDecoder as error:
             raise ModelError(f"{path}: {error}") from error
@@ -148,17 +145,6 @@ class TokenizerFolder:
             for token in listed.values() if isinstance(listed, dict) else listed:
                 if text := _token_text(token):
                     yield text
-
-    def _surroundings(self, backend: Backend) -> tuple[list[int] | None, list[int] | None]:
-        """(prefix, suffix) where tokenizer_config.json states whether BOS and EOS surround a text; it wins over
-        the post-processor of tokenizer.json. None = it says nothing."""
-        config = self._tokenizer_config
-        if "add_bos_token" not in config and "add_eos_token" not in config:
-            return None, None
-        bos, eos = self._named_id(backend, "bos_token"), self._named_id(backend, "eos_token")
-        prefix = [bos] if config.get("add_bos_token") and bos is not None else []
-        suffix = [eos] if config.get("add_eos_token") and eos is not None else []
-        return prefix, suffix
 
 
 def _token_text(value: object) -> str | None:
