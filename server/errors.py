@@ -152,7 +152,7 @@ class WireError:
 def to_wire(error: Exception) -> WireError:
     """What a client is told of an error: pure, but that an unexpected error is logged with its traceback."""
     if isinstance(error, HTTPException):
-        return _from_http(error)
+        return to_wire_status(error.status_code, str(error.detail), error.headers)
     row = next(ERROR_TABLE[cls] for cls in type(error).__mro__ if cls in ERROR_TABLE)
     if row is ERROR_TABLE[Exception]:
         logger.error("unexpected error", exc_info=error)
@@ -169,14 +169,12 @@ def to_wire(error: Exception) -> WireError:
     return WireError(row.status, _envelope(message, row.type, param, row.code), headers)
 
 
-def _from_http(error: HTTPException) -> WireError:
-    """Errors that the framework raises by itself."""
-    code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    headers = dict(error.headers or {})
-    if error.status_code < 500:
-        headers["x-should-retry"] = "false"
-    return WireError(error.status_code, _envelope(str(error.detail), kind, None, code), headers)
+def to_wire_status(status: int, message: str, headers: Mapping[str, str] | None = None) -> WireError:
+    """An error that has a status and no class of its own: those that the HTTP layers below raise."""
+    code = HTTPStatus(status).phrase.lower().replace(" ", "_")
+    useless = {"x-should-retry": "false"} if status < 500 and status != 408 else {}
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return WireError(status, _envelope(message, kind, None, code), {**(headers or {}), **useless})
 
 
 def _envelope(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:

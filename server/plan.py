@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engine.types import GenerationRequest, Pooling, SamplingParams
+from server.settings import Settings
+from server.text.chat_template import ChatTemplate
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What null sampling fields mean: the model's generation_config, else these."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """What of a model concerns its requests: text, and the bounds of what may be asked."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None  # None: the model is no chat model
+    vocab_size: int  # rows of the embedding: ids below may be asked for
+    max_model_len: int
+    defaults: SamplingDefaults
+    settings: Settings
+    own_template: Callable[[str], ChatTemplate]  # of a Jinja source, with this model's special texts
 
 
 @dataclass(frozen=True, slots=True)

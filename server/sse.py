@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.errors import to_wire
+from server.http_protocol import ABORT_EXTENSION
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
@@ -30,12 +31,17 @@ def named_frame(event: str, data: bytes) -> bytes:
     return b"event: " + event.encode() + b"\ndata: " + data + b"\n\n"
 
 
+def error_frame(error: Exception) -> bytes:
+    """The event that tells of an error after the response has begun."""
+    return frame(to_wire(error).json())
+
+
 class EventStream(Response):
     """Sends what `frames` yields; each item is one or more whole events.
 
     The status line waits for the first item, so that a request refused by the engine still gets its own status, but
     no longer than `comment_seconds`; later silences are filled with comments at that interval. An exception in
-    `frames` becomes `error_frame` of its wire form. `frames` is closed in every case: at its end, when the client
+    `frames` becomes its `on_error` event. `frames` is closed in every case: at its end, when the client
     disconnects, and when the client has read nothing for `slow_reader_seconds`.
     """
 
@@ -47,15 +53,14 @@ class EventStream(Response):
         *,
         comment_seconds: float,
         slow_reader_seconds: float,
-        headers: Mapping[str, str],
-        named_errors: bool = False,
+        on_error: Callable[[Exception], bytes] = error_frame,
     ) -> None:
-        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
         self._comment_seconds = comment_seconds
         self._slow_reader_seconds = slow_reader_seconds
-        self._named_errors = named_errors
+        self._on_error = on_error
         self._started = False
         self._sending_since: float | None = None  # when the send now in progress began
         self._last_sent = 0.0
@@ -67,6 +72,8 @@ class EventStream(Response):
             watcher = asyncio.ensure_future(self._watch(receive, send))
             try:
                 await asyncio.wait((writer, watcher), return_when=asyncio.FIRST_COMPLETED)
+                if self._sending_since is not None and not writer.done():
+                    _cut(scope)  # closing would wait for what the client does not read
             finally:
                 writer.cancel()
                 watcher.cancel()
@@ -88,8 +95,7 @@ class EventStream(Response):
         except Exception as error:
             if not self._started:
                 raise  # nothing was sent: the error gets a status of its own
-            data = to_wire(error).json()
-            await self._send_body(send, named_frame("error", data) if self._named_errors else frame(data))
+            await self._send_body(send, self._on_error(error))
         if not self._started:
             await self._start(send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -122,3 +128,10 @@ class EventStream(Response):
                     await self._start(send)
                 await self._send_body(send, COMMENT)
                 self._last_sent = loop.time()
+
+
+def _cut(scope: Scope) -> None:
+    """Close the connection at once, where the HTTP layer can."""
+    abort = scope.get("extensions", {}).get(ABORT_EXTENSION)
+    if abort is not None:
+        abort()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, FailFast, Field
+from pydantic import ConfigDict, Field
 
 from server.protocol.common import (
+    FirstFault,
     JsonObject,
     PromptLogprobs,
     RequestModel,
@@ -40,7 +41,7 @@ class ChatMessage(WireModel):
     audio: JsonObject | None = None
 
 
-Messages = Annotated[list[ChatMessage], FailFast()]
+Messages = Annotated[list[ChatMessage], FirstFault()]
 
 
 class TemplateFields(RequestModel):

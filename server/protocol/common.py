@@ -6,10 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-# Lists of a request are checked up to the first fault: a million faults need no report each.
+
+class FirstFault(FailFast):
+    """Check a list up to its first fault only: a million faults need no report each."""
+
+    __hash__ = object.__hash__  # unions of annotated types need it on Python 3.11
+
+
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
-TokenIds = Annotated[list[TokenId], FailFast()]
-Strings = Annotated[list[str], FailFast()]
+TokenIds = Annotated[list[TokenId], FirstFault()]
+Strings = Annotated[list[str], FirstFault()]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 
 

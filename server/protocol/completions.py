@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import FailFast, Field
+from pydantic import Field
 
-from server.protocol.common import PromptLogprobs, SamplingFields, Strings, Timings, TokenIds, Usage, WireModel
+from server.protocol.common import (
+    FirstFault,
+    PromptLogprobs,
+    SamplingFields,
+    Strings,
+    Timings,
+    TokenIds,
+    Usage,
+    WireModel,
+)
 
-Prompt = Annotated[str | TokenIds | Strings | Annotated[list[TokenIds], FailFast()], Field(union_mode="left_to_right")]
+Prompt = Annotated[
+    str | TokenIds | Strings | Annotated[list[TokenIds], FirstFault()], Field(union_mode="left_to_right")
+]
 
 
 class CompletionRequest(SamplingFields):

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 import orjson
 
+from engine.types import TokenLogprobs
 from server.errors import InvalidRequest, NotSupported
 from server.generation import Answer, Generation, Part
-from server.plan import OutputOptions, Plan, Prompt
+from server.plan import ModelText, OutputOptions, Plan, Prompt
 from server.protocol.common import JsonObject
 from server.protocol.completions import CompletionRequest
-from server.sse import frame
+from server.sse import DONE, frame
 from server.text.output import Delta, LogprobEntry, echo_prompt
 from server.text.tokenizer import Tokenizer
 from server.translate.parts import ResponseHead, Timings, legacy_logprobs, prompt_logprobs, usage_fields
 from server.translate.sampling import (
-    Bounds,
     SeedSource,
     cache_namespace,
     check_min_tokens,
@@ -29,79 +32,90 @@ from server.translate.sampling import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-_TEXT_START = "<|endoftext|>"  # what a null prompt stands for
 
 
 def prompt_list(prompt: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]] | None) -> list[str | list[int]]:
-    """The prompts of the four shapes; a null prompt is the start of a text."""
-    if prompt is None:
-        return [_TEXT_START]
-    if isinstance(prompt, str):
-        return [prompt]
+    """The prompts of the four shapes; a null prompt is one empty text."""
+    if prompt is None or isinstance(prompt, str):
+        return [prompt or ""]
     if not prompt or isinstance(prompt[0], int):
         return [[token for token in prompt if isinstance(token, int)]]
     return [item if isinstance(item, str) else list(item) for item in prompt if not isinstance(item, int)]
 
 
-def num_choices(body: CompletionRequest) -> int:
-    """Choices that the request asks the engine for, all prompts together."""
-    return len(prompt_list(body.prompt)) * _num_draws(body)
+@dataclass(frozen=True)
+class CompletionJob:
+    """See service.Job."""
 
+    body: CompletionRequest
+    id_prefix: ClassVar[str] = "cmpl-"
+    starts_text: ClassVar[bool] = False
 
-def _num_draws(body: CompletionRequest) -> int:
-    return max(body.n or 1, body.best_of or 1)
+    @property
+    def model_name(self) -> str | None:
+        return self.body.model
 
+    @property
+    def request_id(self) -> str | None:
+        return self.body.request_id
 
-def plan_completion(body: CompletionRequest, tokenizer: Tokenizer, bounds: Bounds, draw_seed: SeedSource) -> Plan:
-    """Raises InvalidRequest. May take long for long prompts."""
-    _check(body, bounds)
-    draws, choices = _num_draws(body), body.n or 1
-    logprobs = 0 if body.logprobs is None and draws > choices else body.logprobs
-    echoed = body.logprobs if body.echo else None
-    asked = [top for top in (echoed, body.prompt_logprobs) if top is not None]
-    sampling = sampling_params(
-        body, bounds, tokenizer, logprobs=logprobs, prompt_logprobs=max(asked) if asked else None
-    )
-    prompts = _prompts(body, tokenizer, bounds)
-    for prompt in prompts:
-        check_min_tokens(body.min_tokens, prompt.max_tokens)
-    return Plan(
-        prompts=prompts,
-        sampling=sampling,
-        seeds=prompt_seeds(body.seed, len(prompts), draw_seed),
-        num_choices=choices,
-        num_draws=draws,
-        stop_token_ids=stop_token_ids(body, bounds, tokenizer),
-        cache_namespace=cache_namespace(body.cache_salt),
-        output=OutputOptions(
-            stop=stop_strings(body.stop, bounds.settings),
-            include_stop=bool(body.include_stop_str_in_output),
-            skip_special_tokens=body.skip_special_tokens is not False,
-            keep_tokens=logprobs is not None or bool(body.return_token_ids),
-        ),
-    )
+    @cached_property
+    def _prompts(self) -> list[str | list[int]]:
+        return prompt_list(self.body.prompt)
 
+    @property
+    def _num_draws(self) -> int:
+        return max(self.body.n or 1, self.body.best_of or 1)
 
-def _check(body: CompletionRequest, bounds: Bounds) -> None:
-    check_stream_options(body.stream, body.stream_options)
-    if body.best_of and body.best_of < (body.n or 1):
-        raise InvalidRequest("best_of: must not be less than n", param="best_of")
-    if body.stream and _num_draws(body) > (body.n or 1):
-        raise InvalidRequest("best_of: cannot be ranked while streaming", param="best_of")
-    if body.suffix and body.echo:
-        raise InvalidRequest("echo: not together with suffix", param="echo")
-    prompts = prompt_list(body.prompt)
-    if len(prompts) > bounds.settings.max_prompts:
-        raise InvalidRequest(
-            f"prompt: {len(prompts)} prompts, at most {bounds.settings.max_prompts} are allowed", param="prompt"
+    def num_choices(self) -> int:
+        return len(self._prompts) * self._num_draws
+
+    def num_chars(self) -> int:
+        return sum(map(len, self._prompts)) + len(self.body.suffix or "")
+
+    def plan(self, model: ModelText, draw_seed: SeedSource) -> Plan:
+        body = self.body
+        self._check(model)
+        draws, choices = self._num_draws, body.n or 1
+        logprobs = 0 if body.logprobs is None and draws > choices else body.logprobs
+        asked = [top for top in (body.logprobs if body.echo else None, body.prompt_logprobs) if top is not None]
+        prompts = tuple(self._fit(prompt, model) for prompt in self._prompts)
+        for prompt in prompts:
+            check_min_tokens(body.min_tokens, prompt.max_tokens)
+        return Plan(
+            prompts=prompts,
+            sampling=sampling_params(body, model, logprobs=logprobs, prompt_logprobs=max(asked, default=None)),
+            seeds=prompt_seeds(body.seed, len(prompts), draw_seed),
+            num_choices=choices,
+            num_draws=draws,
+            stop_token_ids=stop_token_ids(body, model),
+            cache_namespace=cache_namespace(body.cache_salt),
+            output=OutputOptions(
+                stop=stop_strings(body.stop, model.settings),
+                include_stop=bool(body.include_stop_str_in_output),
+                skip_special_tokens=body.skip_special_tokens is not False,
+                keep_tokens=logprobs is not None or bool(body.return_token_ids),
+            ),
         )
 
+    def _check(self, model: ModelText) -> None:
+        body = self.body
+        check_stream_options(body.stream, body.stream_options)
+        if body.best_of and body.best_of < (body.n or 1):
+            raise InvalidRequest("best_of: must not be less than n", param="best_of")
+        if body.stream and self._num_draws > (body.n or 1):
+            raise InvalidRequest("best_of: cannot be ranked while streaming", param="best_of")
+        if body.suffix and body.echo:
+            raise InvalidRequest("echo: not together with suffix", param="echo")
+        limit = model.settings.max_prompts
+        if len(self._prompts) > limit:
+            raise InvalidRequest(f"prompt: {len(self._prompts)} prompts, at most {limit} are allowed", param="prompt")
 
-def _prompts(body: CompletionRequest, tokenizer: Tokenizer, bounds: Bounds) -> tuple[Prompt, ...]:
-    return tuple(
-        fit_prompt(
-            _encode(prompt, body, tokenizer),
-            bounds,
+    def _fit(self, prompt: str | list[int], model: ModelText) -> Prompt:
+        body = self.body
+        return fit_prompt(
+            self._encode(prompt, model.tokenizer),
+            model,
             param="prompt",
             max_tokens=body.max_tokens,
             max_tokens_param="max_tokens",
@@ -109,16 +123,21 @@ def _prompts(body: CompletionRequest, tokenizer: Tokenizer, bounds: Bounds) -> t
             truncate=body.truncate_prompt_tokens,
             text=prompt if isinstance(prompt, str) and body.truncate_prompt_tokens is None else None,
         )
-        for prompt in prompt_list(body.prompt)
-    )
 
+    def _encode(self, prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
+        if self.body.prompt is None:
+            return _text_start(tokenizer)
+        if self.body.suffix:
+            return _fill_in(prompt, self.body.suffix, tokenizer)
+        if isinstance(prompt, list):
+            return prompt
+        return encode(prompt, "prompt", tokenizer, add_special_tokens=self.body.add_special_tokens is not False)
 
-def _encode(prompt: str | list[int], body: CompletionRequest, tokenizer: Tokenizer) -> list[int]:
-    if body.suffix:
-        return _fill_in(prompt, body.suffix, tokenizer)
-    if isinstance(prompt, list):
-        return prompt
-    return encode(prompt, "prompt", tokenizer, add_special_tokens=body.add_special_tokens is not False)
+    def text_offsets(self, plan: Plan, model: ModelText) -> list[int]:
+        return [len(_echo(prompt, (), plan, model.tokenizer).text) for prompt in plan.prompts if self.body.echo]
+
+    def writer(self, head: ResponseHead, generation: Generation) -> CompletionWriter:
+        return CompletionWriter(self.body, head, generation)
 
 
 def encode(text: str, param: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:
@@ -127,6 +146,13 @@ def encode(text: str, param: str, tokenizer: Tokenizer, *, add_special_tokens: b
         return tokenizer.encode(text, add_special_tokens)
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param=param) from error
+
+
+def _text_start(tokenizer: Tokenizer) -> list[int]:
+    """What the model has seen before the first token of a text."""
+    if tokenizer.prefix_ids:
+        return list(tokenizer.prefix_ids)
+    return [tokenizer.eos_token_ids[0] if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
 
 
 def _fill_in(prompt: str | list[int], suffix: str, tokenizer: Tokenizer) -> list[int]:
@@ -138,15 +164,9 @@ def _fill_in(prompt: str | list[int], suffix: str, tokenizer: Tokenizer) -> list
     return [*tokenizer.prefix_ids, tokens.prefix, *before, tokens.suffix, *after, tokens.middle]
 
 
-def echo_offsets(body: CompletionRequest, plan: Plan, tokenizer: Tokenizer) -> list[int]:
-    """Per prompt, the length of its echo in characters."""
-    if not body.echo:
-        return []
-    return [len(_echo_text(prompt, plan.output, tokenizer)) for prompt in plan.prompts]
-
-
-def _echo_text(prompt: Prompt, output: OutputOptions, tokenizer: Tokenizer) -> str:
-    return echo_prompt(tokenizer, prompt.token_ids, prompt.text, skip_special_tokens=output.skip_special_tokens).text
+def _echo(prompt: Prompt, logprobs: Sequence[TokenLogprobs | None], plan: Plan, tokenizer: Tokenizer) -> Delta:
+    skip_special_tokens = plan.output.skip_special_tokens
+    return echo_prompt(tokenizer, prompt.token_ids, prompt.text, logprobs, skip_special_tokens=skip_special_tokens)
 
 
 class CompletionWriter:
@@ -200,7 +220,7 @@ class CompletionWriter:
             fields["usage"] = usage_fields(self._generation.usage)
         if self._body.return_timings:
             fields["timings"] = timings.fields()
-        return frame(orjson.dumps(self._fields | {"choices": []} | fields)) if fields else b""
+        return (frame(orjson.dumps(self._fields | {"choices": []} | fields)) if fields else b"") + DONE
 
     def _chunk(self, choice: JsonObject) -> bytes:
         usage = {"usage": None} if self._include_usage else {}
@@ -260,14 +280,10 @@ class CompletionWriter:
         """Of one prompt, made once: choices share it."""
         echo = self._echoes[prompt]
         if echo is None:
-            source = self._plan.prompts[prompt]
-            echo = self._echoes[prompt] = echo_prompt(
-                self._generation.tokenizer,
-                source.token_ids,
-                source.text,
-                self._generation.prompt_logprobs[prompt] if self._body.logprobs is not None else (),
-                skip_special_tokens=self._plan.output.skip_special_tokens,
-            )
+            generation = self._generation
+            logprobs = generation.prompt_logprobs[prompt] if self._body.logprobs is not None else ()
+            echo = _echo(self._plan.prompts[prompt], logprobs, self._plan, generation.tokenizer)
+            self._echoes[prompt] = echo
         return echo
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypeVar
 
 from engine.types import SamplingParams
 from server.errors import ContextTooLong, InvalidRequest, NotSupported
-from server.plan import Prompt
+from server.plan import ModelText, Prompt
 from server.protocol.common import SamplingFields, StreamOptions
 from server.settings import Settings
 from server.text.tokenizer import Tokenizer
@@ -19,40 +18,19 @@ SeedSource = Callable[[], int]  # draws 64 bits
 _MAX_SEED = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What null sampling fields mean: the model's generation_config, else these."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request is checked against."""
-
-    vocab_size: int
-    max_model_len: int
-    defaults: SamplingDefaults
-    settings: Settings
-
-
 def sampling_params(
-    body: SamplingFields, bounds: Bounds, tokenizer: Tokenizer, *, logprobs: int | None, prompt_logprobs: int | None
+    body: SamplingFields, model: ModelText, *, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """The parameters of a request; max_tokens is 0 here, as it depends on the prompt. Raises InvalidRequest."""
-    defaults = bounds.defaults
+    defaults = model.defaults
     if body.priority:
         raise NotSupported("priority: this server serves in order of arrival; only 0 is possible", param="priority")
     return SamplingParams(
         max_tokens=0,
         min_tokens=body.min_tokens or 0,
-        allowed_token_ids=_allowed(body.allowed_token_ids, bounds),
-        bad_words=_bad_words(body.bad_words or (), tokenizer),
-        logit_bias=_logit_bias(body.logit_bias or {}, bounds),
+        allowed_token_ids=_allowed(body.allowed_token_ids, model),
+        bad_words=_bad_words(body.bad_words or (), model.tokenizer),
+        logit_bias=_logit_bias(body.logit_bias or {}, model),
         repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -84,39 +62,39 @@ def stop_strings(stop: str | Sequence[str] | None, settings: Settings) -> tuple[
     return stops
 
 
-def stop_token_ids(body: SamplingFields, bounds: Bounds, tokenizer: Tokenizer) -> tuple[int, ...]:
+def stop_token_ids(body: SamplingFields, model: ModelText) -> tuple[int, ...]:
     """The request's own, and every end of text or turn unless ignore_eos. Raises InvalidRequest."""
     own = body.stop_token_ids or ()
-    check_token_ids(own, "stop_token_ids", bounds)
-    ends = () if body.ignore_eos else tokenizer.eos_token_ids
+    check_token_ids(own, "stop_token_ids", model)
+    ends = () if body.ignore_eos else model.tokenizer.eos_token_ids
     return tuple(dict.fromkeys([*ends, *own]))
 
 
-def check_token_ids(token_ids: Sequence[int], param: str, bounds: Bounds) -> None:
+def check_token_ids(token_ids: Sequence[int], param: str, model: ModelText) -> None:
     """Raises InvalidRequest for an id outside of the vocabulary."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= bounds.vocab_size):
-        wrong = next(i for i in token_ids if not 0 <= i < bounds.vocab_size)
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= model.vocab_size):
+        wrong = next(i for i in token_ids if not 0 <= i < model.vocab_size)
         raise InvalidRequest(
-            f"{param}: token id {wrong} is outside of the vocabulary of {bounds.vocab_size}", param=param
+            f"{param}: token id {wrong} is outside of the vocabulary of {model.vocab_size}", param=param
         )
 
 
-def _allowed(token_ids: Sequence[int] | None, bounds: Bounds) -> tuple[int, ...] | None:
+def _allowed(token_ids: Sequence[int] | None, model: ModelText) -> tuple[int, ...] | None:
     if token_ids is None:
         return None
-    check_token_ids(token_ids, "allowed_token_ids", bounds)
+    check_token_ids(token_ids, "allowed_token_ids", model)
     return tuple(dict.fromkeys(token_ids))
 
 
-def _logit_bias(bias: Mapping[str, float], bounds: Bounds) -> tuple[tuple[int, float], ...]:
-    limit = bounds.settings.max_logit_bias
+def _logit_bias(bias: Mapping[str, float], model: ModelText) -> tuple[tuple[int, float], ...]:
+    limit = model.settings.max_logit_bias
     if len(bias) > limit:
         raise InvalidRequest(f"logit_bias: {len(bias)} entries, at most {limit} are allowed", param="logit_bias")
     entries = []
     for key, value in bias.items():
         if not (key.isascii() and key.isdigit()) or len(key) > 10:
             raise InvalidRequest(f"logit_bias: {key[:40]!r} is not a token id", param="logit_bias")
-        check_token_ids((int(key),), "logit_bias", bounds)
+        check_token_ids((int(key),), "logit_bias", model)
         if not -100 <= value <= 100:
             raise InvalidRequest(f"logit_bias: {value} is not between -100 and 100", param="logit_bias")
         entries.append((int(key), value))
@@ -137,7 +115,7 @@ def _bad_words(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
 
 def fit_prompt(
     token_ids: Sequence[int],
-    bounds: Bounds,
+    model: ModelText,
     *,
     param: str,
     max_tokens: int | None,
@@ -152,10 +130,10 @@ def fit_prompt(
     there is. `truncate` keeps the last so many tokens (−1: as many as leave room). Raises ContextTooLong,
     InvalidRequest.
     """
-    context = bounds.max_model_len
+    context = model.max_model_len
     if not token_ids:
         raise InvalidRequest(f"{param}: the prompt is empty: this model needs at least one token", param=param)
-    check_token_ids(token_ids, param, bounds)
+    check_token_ids(token_ids, param, model)
     if truncate is not None:
         if truncate == 0:
             raise InvalidRequest("truncate_prompt_tokens: nothing would be left", param="truncate_prompt_tokens")

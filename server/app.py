@@ -1,0 +1,124 @@
+"""The ASGI application, put together: no state outside of the Server object that it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.errors import EngineError
+from engine.types import LoadProgress
+from server.access import KeyRing
+from server.door import Door
+from server.errors import ApiError, NotFound, from_validation, to_wire
+from server.routes import health, models, openai
+from server.settings import Settings
+from server.state import ServedModel, Server
+from server.version import version
+
+logger = logging.getLogger("octavo")
+Loader = Callable[[Callable[[LoadProgress], None]], Awaitable[ServedModel]]
+_ROUTERS = (openai.routes, models.routes, health.routes)
+
+
+def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception], None] | None = None) -> FastAPI:
+    """An application that answers at once and serves once `load` has returned.
+
+    `load` is awaited in the lifespan and reports its progress; when it fails, `on_failure` is told and the server
+    stays not ready. Raises SettingsProblem for keys that cannot be used.
+    """
+    server = Server(settings, KeyRing.from_settings(settings))
+    app = FastAPI(
+        title="Octavo",
+        version=version(),
+        description="An OpenAI-compatible LLM server.",
+        root_path=settings.root_path,
+        redirect_slashes=False,
+        lifespan=_lifespan(server, load, on_failure),
+    )
+    app.state.server = server
+    for routes in _ROUTERS:
+        app.include_router(routes)
+    app.add_middleware(
+        Door,
+        keys=server.keys,
+        max_body_bytes=int(settings.max_body_bytes),
+        observe=server.metrics.http_answered,
+        refused=server.metrics.refused,
+    )
+    if settings.cors_origin:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origin,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "server-timing", "retry-after"],
+        )
+    for error in (ApiError, EngineError):
+        app.add_exception_handler(error, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    return app
+
+
+def _lifespan(
+    server: Server, load: Loader, on_failure: Callable[[Exception], None] | None
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+    async def run() -> None:
+        try:
+            model = await load(server.note_progress)
+        except Exception as error:
+            if on_failure is None:
+                raise
+            on_failure(error)
+            return
+        server.start_serving(model)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loading = asyncio.create_task(run(), name="load-model")
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            if server.model is not None:
+                await server.model.engine.close()
+
+    return lifespan
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return to_wire(error).response()
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    problems = error.errors() if isinstance(error, RequestValidationError) else ()
+    return to_wire(from_validation(problems)).response()
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """The framework's own errors; a path that is not there gets the nearest one that is."""
+    if isinstance(error, HTTPException) and error.status_code == 404 and "route" not in request.scope:
+        error = NotFound(_what_is_there(request))
+    return to_wire(error).response()
+
+
+def _what_is_there(request: Request) -> str:
+    path = request.url.path
+    known = [route.path for routes in _ROUTERS for route in routes.routes if isinstance(route, Route)]
+    message = f"There is no {path[:200]} here."
+    if f"/v1{path}" in known:
+        return f"{message} Did you mean /v1{path}? The base URL of this API ends in /v1"
+    if near := difflib.get_close_matches(path[:200], known, 1, 0.6):
+        return f"{message} Did you mean {near[0]}?"
+    return f"{message} /docs lists what there is"

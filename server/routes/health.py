@@ -1,0 +1,58 @@
+"""For whoever watches over the server: alive, ready, metrics, version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+
+from monitoring.metrics import CONTENT_TYPE
+from server.errors import NotReady, to_wire
+from server.routes.base import ServerDep, router
+from server.version import version
+
+routes = router("Operations")
+
+
+@routes.get("/health")
+async def health() -> dict[str, str]:
+    """The process is alive; says nothing about the model."""
+    return {"status": "ok"}
+
+
+@routes.get("/ready")
+async def ready(server: ServerDep) -> Response:
+    """200 when a request would be served now, else 503 and why."""
+    if server.ready:
+        return JSONResponse({"status": "ready"})
+    reason = server.not_ready_reason()
+    wire = to_wire(NotReady(reason))
+    return JSONResponse({"status": "not ready", "reason": reason} | wire.body, 503, headers=wire.headers)
+
+
+@routes.get("/metrics", response_class=Response)
+async def metrics(server: ServerDep) -> Response:
+    """For Prometheus."""
+    return Response(server.metrics_text(), media_type=CONTENT_TYPE)
+
+
+@routes.get("/version")
+async def get_version() -> dict[str, str]:
+    """Of Octavo."""
+    return {"version": version()}
+
+
+@routes.get("/")
+async def index(server: ServerDep) -> dict[str, Any]:
+    """Where things are."""
+    names = [] if server.model is None else list(server.model.names)
+    return {
+        "name": "octavo",
+        "version": version(),
+        "models": names,
+        "openai_base_url": "/v1",
+        "documentation": "/docs",
+        "health": "/health",
+        "ready": "/ready",
+        "metrics": "/metrics",
+    }

@@ -1,0 +1,219 @@
+"""How a request to any generating endpoint is run: checks, admission, tokens, engine, answer.
+
+Everything happens inside one generator or one coroutine per request, so that leaving it at any point (an error, a
+client that goes away) undoes admission and aborts the engine's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fastapi import Request
+from starlette.responses import Response
+from starlette.types import Receive
+
+from server.door import Call, ClientGone
+from server.errors import InvalidRequest
+from server.generation import Answer, Generation, Part
+from server.plan import ModelText, Plan
+from server.protocol.common import RequestModel
+from server.sse import EventStream, error_frame
+from server.state import Running, ServedModel, Server
+from server.translate.parts import ResponseHead, Timings
+from server.translate.sampling import SeedSource
+
+Result = TypeVar("Result")
+OFFLOAD_CHARS = 16_384  # longer inputs are tokenised in a thread: this much takes about 5 ms
+
+
+class Writer(Protocol):
+    """The wire form of one request's answers."""
+
+    def part(self, part: Part) -> bytes:
+        """Whole SSE events for a part."""
+
+    def closing(self, timings: Timings) -> bytes:
+        """Whole SSE events after the last part."""
+
+    def response(self, answers: list[Answer], timings: Timings) -> bytes:
+        """The JSON of an answer that is not streamed."""
+
+
+class Job(Protocol):
+    """One request to a generating endpoint: pure, knows its own wire shapes."""
+
+    id_prefix: ClassVar[str]  # of the response's id, e.g. "chatcmpl-"
+    starts_text: ClassVar[bool]  # answers are texts of their own, not the prompt's continuation
+
+    @property
+    def body(self) -> RequestModel:
+        """The request."""
+
+    @property
+    def model_name(self) -> str | None:
+        """The model that it asks for."""
+
+    @property
+    def request_id(self) -> str | None:
+        """The id that it wants for its response."""
+
+    def num_choices(self) -> int:
+        """Choices that it asks the engine for."""
+
+    def num_chars(self) -> int:
+        """About how much text has to be tokenised."""
+
+    def plan(self, model: ModelText, draw_seed: SeedSource) -> Plan:
+        """Raises InvalidRequest."""
+
+    def text_offsets(self, plan: Plan, model: ModelText) -> list[int]:
+        """Per prompt: characters of an echo before the answer; [] without echo."""
+
+    def writer(self, head: ResponseHead, generation: Generation) -> Writer:
+        """For the answers of this request."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A job under way."""
+
+    generation: Generation
+    writer: Writer
+    ids: tuple[str, ...]
+    arrived: float
+    tokenized: float
+
+    def timings(self) -> Timings:
+        """Up to now."""
+        first = self.generation.first_token_at
+        return Timings(
+            self.tokenized - self.arrived,
+            None if first is None else first - self.arrived,
+            time.monotonic() - self.arrived,
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job with what it runs on."""
+
+    server: Server
+    call: Call
+    job: Job
+
+    def stream(self, on_error: Callable[[Exception], bytes] = error_frame) -> Response:
+        """The answer as events."""
+        settings = self.server.settings
+        return EventStream(
+            self._events(),
+            comment_seconds=settings.stream_comment_seconds,
+            slow_reader_seconds=settings.slow_reader_seconds,
+            on_error=on_error,
+        )
+
+    async def answer(self, request: Request) -> Response:
+        """The answer as one response. Raises ClientGone when there is nobody left to read it."""
+        return Response(await until_disconnect(request.receive, self._whole()), media_type="application/json")
+
+    async def _events(self) -> AsyncGenerator[bytes]:
+        with self._admitted() as model:
+            run = await self._start(model)
+            with self._abortable(run):
+                async with contextlib.aclosing(run.generation.parts()) as parts:
+                    async for part in parts:
+                        if data := run.writer.part(part):
+                            yield data
+            if data := run.writer.closing(run.timings()):
+                yield data
+
+    async def _whole(self) -> bytes:
+        with self._admitted() as model:
+            run = await self._start(model)
+            with self._abortable(run):
+                answers = await run.generation.answers()
+            self.call.headers["server-timing"] = run.timings().header()
+            self._note_limits()
+            return run.writer.response(answers, run.timings())
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[ServedModel]:
+        """The model, for a request that passed all checks that need no tokens."""
+        model = self.server.model_named(self.job.model_name)
+        note_unknown_fields(self.job.body, self.call, strict=self.server.settings.strict_fields)
+        with self.server.admission.enter(self.call.key, self.job.num_choices()):
+            self._note_limits()
+            yield model
+
+    async def _start(self, model: ServedModel) -> _Run:
+        """Tokenise, and make ready to run."""
+        job, server = self.job, self.server
+        plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
+        tokenized = time.monotonic()
+        generation = Generation(
+            engine=model.engine,
+            tokenizer=model.text.tokenizer,
+            plan=plan,
+            metrics=server.metrics,
+            arrived=self.call.arrived,
+            starts_text=job.starts_text,
+            charge=lambda num_tokens: server.admission.charge_tokens(self.call.key, num_tokens),
+            text_offsets=job.text_offsets(plan, model.text),
+        )
+        head = ResponseHead(
+            id=job.id_prefix + (job.request_id or uuid.uuid4().hex),
+            created=int(time.time()),
+            model=job.model_name or model.names[0],
+            fingerprint=model.fingerprint,
+        )
+        self.call.headers["server-timing"] = f"tokenize;dur={(tokenized - self.call.arrived) * 1e3:.1f}"
+        ids = (head.id, self.call.id)
+        return _Run(generation, job.writer(head, generation), ids, self.call.arrived, tokenized)
+
+    def _abortable(self, run: _Run) -> contextlib.AbstractContextManager[None]:
+        return self.server.abortable(run.ids, Running(self.call.key, run.generation))
+
+    def _note_limits(self) -> None:
+        self.call.headers |= self.server.admission.headers(self.call.key)
+
+
+def note_unknown_fields(body: RequestModel, call: Call, *, strict: bool) -> None:
+    """Name the fields that the request has and the API has not: in a header, or in a refusal."""
+    if not body.model_extra:
+        return
+    unknown = sorted(body.model_extra)
+    if strict:
+        raise InvalidRequest(f"Unknown field: {', '.join(unknown)[:500]}", param=unknown[0][:100])
+    printable = [name for name in unknown if name.isascii() and name.isprintable()]
+    call.headers["x-ignored-fields"] = ", ".join(printable)[:500]
+
+
+async def offload(num_chars: int, work: Callable[[], Result]) -> Result:
+    """Do this here if it is short, else in a thread, so that the event loop stays free."""
+    return work() if num_chars <= OFFLOAD_CHARS else await asyncio.to_thread(work)
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of the work, which is cancelled if the client disconnects. Raises ClientGone then."""
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)

@@ -1,0 +1,157 @@
+"""From settings to a model that can be asked: files, text side, engine process; with its progress told on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.client import EngineClient
+from engine.config import EngineConfig, FakeOptions
+from engine.errors import ModelError
+from engine.types import EngineInfo, LoadProgress
+from server.model_store import ModelFiles, resolve_model
+from server.plan import ModelText, SamplingDefaults
+from server.settings import Settings
+from server.state import ServedModel
+from server.text.chat_template import ChatTemplate, ChatTemplateError
+from server.text.loading import LoadedText, load_tokenizer
+
+_PROGRESS_SECONDS = 0.1  # between two looks at the engine's progress
+Report = Callable[[LoadProgress], None]
+
+
+async def load_model(settings: Settings, report: Report) -> ServedModel:
+    """Everything from `--model` to an engine that serves. Raises ModelNotFound, EngineError."""
+    report(LoadProgress("finding the model", 0.0))
+    files = await asyncio.to_thread(resolve_model, settings.model, settings.cache_dir)
+    client = EngineClient(engine_config(settings, files.path))
+    await client.start()
+    try:
+        loading_text = asyncio.create_task(asyncio.to_thread(load_tokenizer, files.path))
+        watching = asyncio.create_task(_watch(client, report))
+        try:
+            info = await client.wait_ready()
+        finally:
+            watching.cancel()
+        return _served_model(settings, files, await loading_text, client, info)
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _watch(client: EngineClient, report: Report) -> None:
+    while True:
+        if (progress := client.status.progress) is not None:
+            report(progress)
+        await asyncio.sleep(_PROGRESS_SECONDS)
+
+
+def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
+    """What the settings ask of the engine."""
+    return EngineConfig(
+        model=str(model_path),
+        dtype=settings.dtype,
+        kernels=settings.kernels,
+        device=settings.device,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+        kv_cache_memory_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
+        num_threads=settings.threads,
+        prefix_caching=settings.prefix_cache,
+        batching=settings.batching,
+        executor=settings.executor,
+        fake=FakeOptions(step_seconds=settings.fake_step_seconds),
+    )
+
+
+def _served_model(
+    settings: Settings, files: ModelFiles, text: LoadedText, client: EngineClient, info: EngineInfo
+) -> ServedModel:
+    templates = _Templates(text)
+    return ServedModel(
+        names=settings.served_model_name or (files.name,),
+        engine=client,
+        text=ModelText(
+            tokenizer=text.tokenizer,
+            chat_template=templates.chosen(settings.chat_template),
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            defaults=_sampling_defaults(text),
+            settings=settings,
+            own_template=templates.of_source,
+        ),
+        created=int(time.time()),
+        fingerprint=fingerprint(files, info),
+    )
+
+
+@dataclass(frozen=True)
+class _Templates:
+    """Chat templates in the words of one model."""
+
+    text: LoadedText
+
+    def chosen(self, path: Path | None) -> ChatTemplate | None:
+        """The operator's template, else the model's. Raises ModelError."""
+        if path is None:
+            return self.text.chat_template
+        try:
+            return self.of_source(path.read_text(encoding="utf-8"))
+        except (OSError, ChatTemplateError) as error:
+            raise ModelError(f"--chat-template {path}: {error}") from error
+
+    def of_source(self, source: str) -> ChatTemplate:
+        """Raises ChatTemplateError."""
+        return ChatTemplate({"default": source}, self.text.special_texts)
+
+
+def _sampling_defaults(text: LoadedText) -> SamplingDefaults:
+    given = text.sampling_defaults
+    plain = SamplingDefaults()
+    return SamplingDefaults(
+        temperature=given.get("temperature", plain.temperature),
+        top_k=int(given.get("top_k", plain.top_k)),
+        top_p=given.get("top_p", plain.top_p),
+        min_p=given.get("min_p", plain.min_p),
+        repetition_penalty=given.get("repetition_penalty", plain.repetition_penalty),
+    )
+
+
+def fingerprint(files: ModelFiles, info: EngineInfo) -> str:
+    """Changes with the model's file, dtype, quantisation and kernels: answers may differ where it differs."""
+    size = files.path.stat().st_size if files.path.is_file() else 0
+    parts = (files.name, size, info.architecture, info.num_parameters, info.dtype, info.kv_cache_dtype)
+    text = "|".join(map(str, (*parts, info.quantization, info.device, info.kernels)))
+    return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def summary(settings: Settings, model: ServedModel, info: EngineInfo, base_url: str) -> str:
+    """What was chosen, in a few lines, ending with a command that works."""
+    kv_tokens = f"{info.kv_capacity_tokens:,} tokens of KV cache ({info.kv_cache_bytes / 2**20:,.0f} MiB)"
+    lines = [
+        f"model     {model.names[0]}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, "
+        f"{info.quantization} weights ({info.weight_bytes / 2**20:,.0f} MiB)",
+        f"runs on   {info.device}, {info.kernels} kernels, {info.dtype}, {info.num_threads} threads",
+        f"memory    {kv_tokens}; context {info.max_model_len:,} tokens",
+        f"step      at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens:,} tokens",
+        f"serving   {base_url}/v1   (health: /health, ready: /ready, metrics: /metrics, API: /docs)",
+        "",
+        f"  curl {base_url}/v1/{_example(settings, model)}",
+    ]
+    return "\n".join(lines)
+
+
+def _example(settings: Settings, model: ServedModel) -> str:
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if settings.api_key or settings.api_key_file else ""
+    insecure = " --insecure" if settings.tls_certificate is not None else ""
+    if model.text.chat_template is None:
+        path, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 30}'
+    else:
+        path, body = "chat/completions", '{"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 60}'
+    return f"{path} -H 'Content-Type: application/json'{key}{insecure} -d '{body}'"

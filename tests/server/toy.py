@@ -1,0 +1,286 @@
+"""A toy model side: a byte-level tokenizer of 256 tokens and some special ones, and an engine that plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from engine.client import EngineStatus
+from engine.errors import EngineDead
+from engine.supervisor import EngineState
+from engine.types import (
+    EngineInfo,
+    ErrorKind,
+    FinishReason,
+    GenerationRequest,
+    KVGroupStats,
+    RequestUpdate,
+    StepStats,
+    TokenLogprobs,
+)
+from server.app import create_app
+from server.plan import ModelText, SamplingDefaults
+from server.settings import Settings
+from server.state import ServedModel, Server
+from server.text.chat_template import ChatTemplate
+from server.text.spelling import byte_alphabet
+from server.text.tokenizer import Tokenizer
+
+MODEL = "toy"
+CONTEXT = 256
+EOS = "<|im_end|>"
+SPECIAL = ("<|endoftext|>", "<|im_start|>", EOS)
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def toy_tokenizer(merges: Sequence[str] = (), **options: Any) -> Tokenizer:
+    """Token i < 256 is byte i; then `merges` (pairs of characters), then SPECIAL."""
+    characters = {byte: character for character, byte in byte_alphabet().items()}
+    vocab = {characters[byte]: byte for byte in range(256)}
+    pairs = [tuple(merge) for merge in merges]
+    vocab |= {"".join(pair): 256 + index for index, pair in enumerate(pairs)}
+    backend = Backend(models.BPE(vocab=vocab, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    return Tokenizer(backend, **options)
+
+
+INFO = EngineInfo(
+    architecture="toy",
+    num_parameters=1,
+    vocab_size=259,
+    max_model_len=CONTEXT,
+    block_size=16,
+    num_kv_blocks=(64,),
+    kv_capacity_tokens=1024,
+    kv_cache_bytes=1024,
+    kv_bytes_per_token=1,
+    weight_bytes=1,
+    max_num_batched_tokens=64,
+    max_num_seqs=8,
+    device="cpu",
+    kernels="toy",
+    dtype="float32",
+    kv_cache_dtype="float32",
+    quantization="none",
+    num_threads=1,
+    hidden_size=4,
+)
+
+Script = Callable[[GenerationRequest, int], Sequence[int]]  # (request, choice index) → the tokens it draws
+
+
+def saying(text: str | bytes) -> Script:
+    """The same bytes for every choice, then the end of the turn."""
+    tokens = [*(text.encode() if isinstance(text, str) else text), 258]
+    return lambda request, choice: tokens
+
+
+def logprobs_of(token_id: int, position: int, num_top: int) -> TokenLogprobs:
+    """Made up, but well-formed: the token is the likeliest, alternatives follow its id."""
+    own = -0.25 - position / 1024
+    top = [(token_id, own), *[((token_id + k) % 256, own - k) for k in range(1, num_top)]]
+    return TokenLogprobs(token_id, own, 1, tuple(top[:num_top]))
+
+
+class ToyStream:
+    """See engine.client.RequestStream."""
+
+    def __init__(self, engine: ToyEngine, request: GenerationRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._updates = engine.play(request)
+
+    def __aiter__(self) -> AsyncIterator[list[RequestUpdate]]:
+        return self._updates
+
+    async def aclose(self) -> None:
+        await self._updates.aclose()
+        if self._engine.open.pop(self._request.request_id, None) is not None:
+            self._engine.dropped.append(self._request.request_id)
+
+
+@dataclass(eq=False)
+class ToyEngine:
+    """Plays a script: one token of every choice a step. `gate` is awaited before each step."""
+
+    script: Script = field(default_factory=lambda: saying("Hello"))
+    info: EngineInfo | None = INFO
+    gate: Callable[[int], Any] | None = None  # called with the step's number; awaited when it returns an awaitable
+    fail_at: tuple[int, ErrorKind] | None = None  # step, kind
+    state: EngineState = EngineState.READY
+    num_cached_tokens: int = 0
+    requests: list[GenerationRequest] = field(default_factory=list)
+    open: dict[int, set[int]] = field(default_factory=dict)  # request id → choices that still run
+    dropped: list[int] = field(default_factory=list)
+    aborted: list[tuple[int, int | None]] = field(default_factory=list)
+    draining: bool = False
+    closed: bool = False
+    num_waiting: int = 0
+
+    def new_request_id(self) -> int:
+        return len(self.requests) + 1000
+
+    @property
+    def status(self) -> EngineStatus:
+        return EngineStatus(self.state, self.draining, "the toy is broken", None, 0.0)
+
+    def stats(self) -> StepStats | None:
+        running = sum(map(len, self.open.values()))
+        return StepStats(7, running, self.num_waiting, 3, 2, (KVGroupStats(60, 2, 1, 1),), 5, 0, 100, 40, 0, 0, 0, 0)
+
+    def submit(self, request: GenerationRequest) -> ToyStream:
+        if self.state is EngineState.BROKEN:
+            raise EngineDead("the engine is broken")
+        self.requests.append(request)
+        self.open[request.request_id] = set(range(request.n))
+        return ToyStream(self, request)
+
+    def abort(self, request_id: int, choice_index: int | None = None) -> None:
+        self.aborted.append((request_id, choice_index))
+
+    def reset_prefix_cache(self) -> None:
+        raise NotImplementedError
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        self.draining = True
+        return not self.open
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def play(self, request: GenerationRequest) -> Any:
+        if request.pooling is not None:
+            self.open.pop(request.request_id, None)
+            vector = tuple(float(len(request.prompt_token_ids) + i) for i in range(4))
+            yield [RequestUpdate(request.request_id, 0, embedding=vector, finish_reason=FinishReason.LENGTH)]
+            return
+        drawn = {choice: self.script(request, choice) for choice in range(request.n)}
+        for step in range(request.sampling.max_tokens + 1):
+            if self.gate is not None and (waiting := self.gate(step)) is not None:
+                await waiting
+            else:
+                await asyncio.sleep(0)
+            updates = [self._update(request, choice, step, drawn[choice]) for choice in range(request.n)]
+            told = [update for update in updates if update is not None]
+            if told:
+                yield told
+            if request.request_id not in self.open:
+                return
+
+    def _update(self, request: GenerationRequest, choice: int, step: int, tokens: Sequence[int]) -> RequestUpdate | None:
+        running = self.open.get(request.request_id, set())
+        if choice not in running:
+            return None
+        where = (request.request_id, choice)
+        finish, token_ids, stop, error = None, (), None, None
+        kind = ErrorKind.INTERNAL
+        if self.fail_at is not None and step == self.fail_at[0]:
+            finish, error, kind = FinishReason.ERROR, "the toy fails", self.fail_at[1]
+        elif where in self.aborted or (where[0], None) in self.aborted:
+            finish = FinishReason.ABORT
+        elif request.sampling.max_tokens == 0:
+            finish = FinishReason.LENGTH
+        else:
+            token_ids = (tokens[step % len(tokens)],)
+            if token_ids[0] in request.stop_token_ids and step >= request.sampling.min_tokens:
+                finish, stop = FinishReason.STOP, token_ids[0]
+            elif step + 1 == request.sampling.max_tokens:
+                finish = FinishReason.LENGTH
+        if finish is not None:
+            running.discard(choice)
+            if not running:
+                del self.open[request.request_id]
+        sampling, prompt_logprobs, logprobs = request.sampling, (), ()
+        if sampling.prompt_logprobs is not None and step == 0 and choice == 0:
+            prompt_logprobs = (
+                None,
+                *[
+                    logprobs_of(token, position, sampling.prompt_logprobs)
+                    for position, token in enumerate(request.prompt_token_ids)
+                    if position
+                ],
+            )
+        if sampling.logprobs is not None:
+            logprobs = tuple(logprobs_of(token, step, sampling.logprobs) for token in token_ids)
+        return RequestUpdate(
+            *where,
+            new_token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
+            finish_reason=finish,
+            stop_token_id=stop,
+            error=error,
+            error_kind=kind,
+        )
+
+
+def toy_model(engine: ToyEngine, settings: Settings, tokenizer: Tokenizer | None = None) -> ServedModel:
+    tokenizer = tokenizer or toy_tokenizer()
+
+    def own_template(source: str) -> ChatTemplate:
+        return ChatTemplate({"default": source}, {})
+
+    text = ModelText(
+        tokenizer=tokenizer,
+        chat_template=own_template(TEMPLATE),
+        vocab_size=tokenizer.vocab_size,
+        max_model_len=CONTEXT,
+        defaults=SamplingDefaults(),
+        settings=settings,
+        own_template=own_template,
+    )
+    return ServedModel((MODEL, "alias"), engine, text, 1_700_000_000, "fp_toy")
+
+
+@dataclass(eq=False)
+class ToyServer:
+    """The whole application over a toy engine, and a client of it."""
+
+    app: FastAPI
+    engine: ToyEngine
+    http: httpx.AsyncClient
+
+    @property
+    def server(self) -> Server:
+        server: Server = self.app.state.server
+        return server
+
+    async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return await self.http.post(path, json=body, **options)
+
+
+@asynccontextmanager
+async def toy_server(
+    engine: ToyEngine | None = None, tokenizer: Tokenizer | None = None, **settings: Any
+) -> AsyncIterator[ToyServer]:
+    """Started, loaded, and stopped at the end."""
+    engine = engine or ToyEngine()
+    chosen = Settings(**settings)
+    loaded = asyncio.Event()
+
+    async def load(report: Any) -> ServedModel:
+        loaded.set()
+        return toy_model(engine, chosen, tokenizer)
+
+    app = create_app(chosen, load)
+    async with app.router.lifespan_context(app):
+        await loaded.wait()
+        while app.state.server.model is None:
+            await asyncio.sleep(0)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
+            yield ToyServer(app, engine, http)
