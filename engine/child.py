@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from engine.config import EngineConfig
 from engine.hardware import oom_kills
@@ -115,9 +116,7 @@ class EngineProcess(asyncio.Protocol):
     # --- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("the engine's socket must be a stream")
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
 
     def data_received(self, data: bytes) -> None:
         try:
