@@ -112,3 +112,37 @@ def kv_groups(config: ModelConfig) -> tuple[KVGroup, ...]:
         )
         for window in windows
     )
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Numbers that a checkpoint of this model holds; a tied head counts once."""
+    hidden = config.hidden_size
+    norm = hidden * (2 if config.norm_bias else 1)
+    once = config.vocab_size * hidden * (1 if config.tied_head else 2) + config.learned_positions * hidden + norm
+    per_layer = _attention_parameters(config) + norm * 2 * (config.pre_norm + config.post_norm)
+    return once + sum(per_layer + _mlp_parameters(config, layer) for layer in config.layers)
+
+
+def _attention_parameters(config: ModelConfig) -> int:
+    qkv_size, hidden = config.q_size + 2 * config.kv_size, config.hidden_size
+    biases = qkv_size * config.qkv_bias + hidden * config.attention_output_bias
+    norms = {
+        QKNorm.NONE: 0,
+        QKNorm.PER_HEAD: 2 * config.head_dim,
+        QKNorm.WHOLE: config.q_size + config.kv_size,
+    }
+    return (qkv_size + config.q_size) * hidden + biases + norms[config.qk_norm]
+
+
+def _mlp_parameters(config: ModelConfig, layer: LayerConfig) -> int:
+    hidden, num_ups = config.hidden_size, 2 if config.gated_mlp else 1
+
+    def dense(size: int) -> int:
+        return (num_ups + 1) * size * hidden + (num_ups * size + hidden) * config.mlp_bias
+
+    moe = config.moe
+    if not layer.sparse or moe is None:
+        return dense(config.intermediate_size)
+    experts = moe.num_experts * 3 * moe.intermediate_size * hidden
+    shared = dense(moe.shared_intermediate_size) if moe.shared_intermediate_size else 0
+    return moe.num_experts * hidden + experts + shared + hidden * moe.shared_gated

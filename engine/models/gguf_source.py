@@ -13,7 +13,7 @@ from engine.errors import ModelError
 from engine.models.gguf_file import GGUFFile
 from engine.models.source import PLAIN_DTYPES, HostTensor
 
-_NO_WEIGHTS: Final = ("F64", "I8", "I16", "I32", "I64")
+_NOT_SERVED: Final = ("F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K", "Q1_0")  # nothing dequantises these
 
 
 class GGUFSource:
@@ -44,8 +44,10 @@ class GGUFSource:
 
     def read(self, name: str) -> HostTensor:
         tensor = self._gguf.tensors[name]
-        if tensor.ggml_type.name in _NO_WEIGHTS:
-            raise ModelError(f"{self.where(name)}: tensor {name} has the type {tensor.ggml_type.name}: no weights")
+        if tensor.ggml_type.name in _NOT_SERVED:
+            raise ModelError(
+                f"{self.where(name)}: tensor {name} has the type {tensor.ggml_type.name}, which cannot be served"
+            )
         data = tensor.data()
         if tensor.ggml_type is GGMLQuantizationType.BF16:
             data = data.view(PLAIN_DTYPES["BF16"])

@@ -6,9 +6,13 @@ decoder = load_model(files, kernels, …)      # reads the weights
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from engine.errors import ModelError
 from engine.models.architecture import WeightNames
@@ -19,10 +23,10 @@ from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_source import GGUFSource
 from engine.models.hf_config import HFConfig
 from engine.models.registry import find_gguf, find_hf
-from engine.models.safetensors_source import SafetensorsSource
+from engine.models.safetensors_source import PICKLE_SUFFIXES, SafetensorsSource, pickle_refused
 from engine.models.source import TensorSource
 from engine.models.weights import WeightPacker
-from kernels.interface import KernelSet
+from kernels.interface import Array, HostWeight, KernelSet
 
 CONFIG_FILE: Final = "config.json"
 LoadFormat = Literal["auto", "dummy"]
@@ -51,6 +55,8 @@ def open_model(path: Path, load_format: LoadFormat = "auto") -> OpenedModel:
         return _open_gguf(path, load_format)
     if not path.exists():
         raise ModelError(f"{path}: no such file or folder")
+    if path.suffix in PICKLE_SUFFIXES:
+        raise pickle_refused(path)
     raise ModelError(f"{path}: neither a folder in Hugging Face layout nor a .gguf file; it was not opened")
 
 
@@ -75,14 +81,36 @@ def load_model(
     return Decoder(files.config, packed, kernels, max_num_batched_tokens, max_model_len)
 
 
+def check_weights(files: OpenedModel) -> None:
+    """Ask for every weight as loading would, and keep none. Raises ModelError as load_model does."""
+    if files.source is not None:
+        weights = Checkpoint(files.source, files.names, files.config.tied_head, progress=None)
+        WeightPacker(files.config, weights, _Discard()).pack()
+
+
+class _Discard:
+    """Packs into nothing."""
+
+    def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> Array:
+        return None
+
+    def pack_experts(self, experts: Sequence[Sequence[HostWeight]]) -> Array:
+        return None
+
+    def pack_vector(self, host: npt.NDArray[np.float32]) -> Array:
+        return None
+
+
 def _open_folder(folder: Path, load_format: LoadFormat) -> OpenedModel:
     hf = HFConfig.open(folder / CONFIG_FILE)
-    _refuse_quantised(hf)
+    _refuse_quantised(folder, hf)
     family = find_hf(hf)
     if family.config_from_hf is None or family.hf_names is None:
         raise ModelError(f"{folder}: {family.name} is known from GGUF files only")
+    config = family.config_from_hf(hf)
+    _check_config(config, hf.path)
     source = SafetensorsSource(folder) if load_format == "auto" else None
-    return OpenedModel(folder, family.name, family.config_from_hf(hf), family.hf_names, source)
+    return OpenedModel(folder, family.name, config, family.hf_names, source)
 
 
 def _open_gguf(path: Path, load_format: LoadFormat) -> OpenedModel:
@@ -90,16 +118,48 @@ def _open_gguf(path: Path, load_format: LoadFormat) -> OpenedModel:
     family = find_gguf(gguf)
     if family.config_from_gguf is None or family.gguf_names is None:
         raise ModelError(f"{path}: {family.name} is known from folders in Hugging Face layout only")
+    config = family.config_from_gguf(gguf)
+    _check_config(config, path)
     source = GGUFSource(gguf) if load_format == "auto" else None
-    return OpenedModel(path, family.name, family.config_from_gguf(gguf), family.gguf_names, source)
+    return OpenedModel(path, family.name, config, family.gguf_names, source)
 
 
-def _refuse_quantised(hf: HFConfig) -> None:
+def _refuse_quantised(folder: Path, hf: HFConfig) -> None:
     """Weights that another tool has packed would be read as nonsense."""
-    quantisation = hf.section("quantization_config")
-    if quantisation is not None:
-        method = quantisation.get("quant_method", str, "an unknown method")
-        raise ModelError(
-            f"{hf.path}: the weights are quantised with {method}, which is not supported; take the unquantised "
-            "model or a GGUF file of it"
-        )
+    advice = "which cannot be served; take the unquantised model, or a GGUF file of it"
+    for key in ("quantization_config", "compression_config"):
+        section = hf.section(key)
+        if section is not None:
+            method = section.get("quant_method", str, "an unnamed method")
+            raise ModelError(f"{hf.path}: the weights are quantised with {method}, {advice}")
+    for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+        if (folder / name).exists():
+            raise ModelError(f"{folder / name}: the weights were quantised by another tool, {advice}")
+
+
+def _check_config(config: ModelConfig, path: Path) -> None:
+    """Sizes that no model can have would fail later with messages that nobody understands."""
+    moe = config.moe
+    rules = {
+        "the vocabulary is empty": config.vocab_size < 1,
+        "there are no layers": not config.layers,
+        f"the hidden size is {config.hidden_size}": config.hidden_size < 1,
+        f"the context is {config.context_length}": config.context_length < 1,
+        f"heads have {config.head_dim} dimensions": config.head_dim < 1,
+        f"{config.num_heads} heads cannot share {config.num_kv_heads} KV heads": (
+            config.num_kv_heads < 1 or config.num_heads < 1 or config.num_heads % config.num_kv_heads != 0
+        ),
+        "RoPE turns more dimensions than a head has": any(
+            layer.rope is not None and layer.rope.rotary_dim > config.head_dim for layer in config.layers
+        ),
+        "a window is smaller than 1": any(layer.window is not None and layer.window < 1 for layer in config.layers),
+        "dense layers have no size": config.intermediate_size < 1 and not all(layer.sparse for layer in config.layers),
+        "sparse layers have no experts": moe is None and any(layer.sparse for layer in config.layers),
+        "experts have no size": moe is not None and (moe.num_experts < 1 or moe.intermediate_size < 1),
+        "a token takes more experts than there are, or none": (
+            moe is not None and not 1 <= moe.num_experts_per_token <= moe.num_experts
+        ),
+    }
+    for reason, broken in rules.items():
+        if broken:
+            raise ModelError(f"{path}: {reason}")

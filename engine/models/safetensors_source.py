@@ -19,7 +19,7 @@ from engine.models.source import PLAIN_DTYPES, HostTensor
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+PICKLE_SUFFIXES: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,10 @@ class SafetensorsSource:
         self._folder = folder
         self._entries: dict[str, _Entry] = {}
         for shard in _shards(folder):
-            self._entries |= _read_header(shard)
+            for name, entry in _read_header(shard).items():
+                if name in self._entries:
+                    raise ModelError(f"{shard}: tensor {name} is in {self._entries[name].shard.name} too")
+                self._entries[name] = entry
         self._check_index()
         self._unread = Counter(entry.shard for entry in self._entries.values())
         self._mapped: dict[Path, mmap.mmap] = {}
@@ -91,6 +94,11 @@ class SafetensorsSource:
                 raise ModelError(f"{self._folder / shard}: tensor {name} is missing, though {index.name} puts it there")
 
 
+def pickle_refused(path: Path) -> ModelError:
+    """Reading a pickle can run any code that its author liked."""
+    return ModelError(f"{path}: weights as a pickle are not opened, as they could run any code; convert to safetensors")
+
+
 def _shards(folder: Path) -> list[Path]:
     """The files that hold the model's weights. Raises ModelError where there are none."""
     index = folder / INDEX_FILE
@@ -98,12 +106,9 @@ def _shards(folder: Path) -> list[Path]:
         return [folder / shard for shard in dict.fromkeys(_weight_map(index).values())]
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    pickles = sorted(path for path in folder.iterdir() if path.suffix in PICKLE_SUFFIXES)
     if pickles:
-        raise ModelError(
-            f"{folder / pickles[0]}: a pickle, which could run any code when read, so it was not opened; "
-            "convert the weights to safetensors"
-        )
+        raise pickle_refused(pickles[0])
     raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
 
 

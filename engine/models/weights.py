@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.models.checkpoint import Weights
 from engine.models.config import ModelConfig, MoEConfig, NormKind, QKNorm
-from kernels.interface import Array, HostWeight, KernelSet
+from kernels.interface import Array, HostWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,18 @@ class DecoderWeights:
     head: Array
 
 
+class Packer(Protocol):
+    """The part of KernelSet that takes weights."""
+
+    def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> Array: ...
+    def pack_experts(self, experts: Sequence[Sequence[HostWeight]]) -> Array: ...
+    def pack_vector(self, host: npt.NDArray[np.float32]) -> Array: ...
+
+
 class WeightPacker:
     """Reads in the order of the layers, so that one tensor group at a time is on the host."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, kernels: KernelSet) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kernels: Packer) -> None:
         self._config = config
         self._weights = weights
         self._kernels = kernels
