@@ -18,8 +18,10 @@ BLOCK_SIZE = 4
 class Driver:
     """Sequences with block tables of scattered blocks; one call of `step` is one forward pass."""
 
-    def __init__(self, decoder: Decoder, kernels: KernelSet, num_blocks: int = 64) -> None:
+    def __init__(self, decoder: Decoder, kernels: KernelSet, num_blocks: int = 64, release: bool = False) -> None:
+        """With `release`, blocks that have left a group's window are handed to whoever comes next."""
         self._decoder = decoder
+        self._release = release
         self._kernels = kernels
         self._caches = [
             kernels.new_kv_cache(
@@ -36,7 +38,8 @@ class Driver:
             for group in decoder.kv_groups
         ]
         order = np.random.default_rng(0).permutation(np.arange(1, num_blocks))
-        self._free_blocks = [list(order + 0) for _ in decoder.kv_groups]
+        self._free_blocks = [[int(block) for block in order] for _ in decoder.kv_groups]
+        self._num_blocks = num_blocks
         self._tables: dict[int, list[list[int]]] = {}
         self._lengths: dict[int, int] = {}
 
@@ -45,6 +48,7 @@ class Driver:
         starts = [self._lengths.get(seq, 0) for seq, _ in pieces]
         for (seq, tokens), start in zip(pieces, starts, strict=True):
             self._lengths[seq] = start + len(tokens)
+            self._shrink(seq, start)
             self._grow(seq)
         batch = self._batch(pieces, starts)
         hidden = self._decoder.forward(batch)
@@ -59,12 +63,27 @@ class Driver:
         pieces = [tokens[start : start + size] for start in range(0, len(tokens), size)]
         return np.concatenate([self.step([(seq, piece)])[0] for piece in pieces])
 
+    def blocks_in_use(self) -> list[int]:
+        """Per KV group."""
+        return [self._num_blocks - 1 - len(free) for free in self._free_blocks]
+
+    def _shrink(self, seq: int, start: int) -> None:
+        """Entries that no query from position `start` on can see become the null block."""
+        for group, window in enumerate(group.window for group in self._decoder.kv_groups):
+            if not self._release or window is None or seq not in self._tables:
+                continue
+            table = self._tables[seq][group]
+            for index in range(max(0, start - window + 1) // BLOCK_SIZE):
+                if table[index]:
+                    self._free_blocks[group].append(table[index])
+                    table[index] = 0
+
     def _grow(self, seq: int) -> None:
         tables = self._tables.setdefault(seq, [[] for _ in self._caches])
         needed = -(-self._lengths[seq] // BLOCK_SIZE)
         for table, free in zip(tables, self._free_blocks, strict=True):
             while len(table) < needed:
-                table.append(int(free.pop()))
+                table.append(free.pop())
 
     def _batch(self, pieces: Sequence[tuple[int, Sequence[int]]], starts: Sequence[int]) -> ForwardBatch:
         counts = [len(tokens) for _, tokens in pieces]

@@ -65,7 +65,7 @@ class TinyModel:
 def reference_logits(model: PreTrainedModel, tokens: list[int]) -> npt.NDArray[np.float32]:
     """Logits of every position [tokens, V]."""
     with torch.no_grad():
-        logits: npt.NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].numpy()
+        logits: npt.NDArray[np.float32] = model(torch.tensor([tokens])).logits[0].float().numpy()
     return logits
 
 
