@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from server.text.loading import load_tokenizer
 from server.text.tokenizer import Tokenizer
@@ -36,3 +40,14 @@ def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         keys={"bos_token_id": 1, "eos_token_id": 2},
     )
     return load_tokenizer(path).tokenizer
+
+
+@pytest.fixture(scope="session")
+def default_model_oracle(default_model_path: Path) -> PreTrainedTokenizerFast:
+    """The default model's tokenizer as transformers has it."""
+    oracle = AutoTokenizer.from_pretrained(default_model_path.parent, gguf_file=default_model_path.name)
+    # Reading GGUF, transformers omits that this model's tokenizer.json isolates digits.
+    oracle.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), oracle.backend_tokenizer.pre_tokenizer]
+    )
+    return oracle
