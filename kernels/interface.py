@@ -37,6 +37,7 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
+    INT8 = "int8"  # of a KV cache: codes with a float32 scale per token and head
     INT32 = "int32"
     INT64 = "int64"
     UINT64 = "uint64"
@@ -57,7 +58,8 @@ class HostWeight:
 
     `format` is a numpy-like type ("F32", "F16", "BF16") with `data` of that dtype (ml_dtypes.bfloat16 for BF16) and
     shape [rows, columns], or the name of a GGUF block type ("Q8_0", "Q4_1", "Q4_K", …) with `data` uint8
-    [rows, bytes_per_row]. Rows are outputs: y = x · Wᵀ.
+    [rows, bytes_per_row]. Ours besides: "INT8", per row a float16 scale and `columns` codes; "INT4_G32", "INT4_G64",
+    "INT4_G128", per group a float16 scale and two's-complement nibbles, even index low. Rows are outputs: y = x · Wᵀ.
     """
 
     format: str
@@ -168,6 +170,7 @@ class KernelSet(ABC):
     name: str  # "torch", "native", "triton"
     description: str  # what was chosen, for people: device, instruction set, threads
     activation_dtype: DType
+    kv_dtype: DType  # what a KV cache is kept in unless asked otherwise
     batch_invariant: bool  # rows are bit-for-bit independent of the batch
 
     # -- memory ---------------------------------------------------------------------------------------------

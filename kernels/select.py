@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 from kernels.interface import DType, KernelSet
 
 NAMES = ("auto", "torch", "native", "triton")
+
+_log = logging.getLogger(__name__)
 
 
 def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) -> KernelSet:
     """The KernelSet for a device ("cpu", "cuda"), a compute dtype and a name of NAMES.
 
+    "auto" takes the native kernels on a CPU where they are built, and says so in one line where it has to fall back.
     Raises ValueError when the named kernels cannot run here; the message says why and what to install.
     """
     if name == "auto":
-        name = "torch"
+        name = _automatic(device)
+    if name == "native":
+        return _native(device, dtype, num_threads)
     if name == "torch":
         try:
             from kernels.reference.torch_kernels import TorchKernels
@@ -21,3 +28,26 @@ def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) 
             raise ValueError(f"the torch kernels need torch: pip install 'octavo[torch]' ({error})") from error
         return TorchKernels(device=device, dtype=dtype, num_threads=num_threads)
     raise ValueError(f"unknown kernels {name!r}: choose one of {', '.join(NAMES)}")
+
+
+def _automatic(device: str) -> str:
+    if device != "cpu":
+        return "torch"
+    try:
+        import kernels.native.native_kernels  # noqa: F401
+    except ImportError as error:
+        _log.warning("native kernels are not built (%s): using the slower torch kernels", error)
+        return "torch"
+    return "native"
+
+
+def _native(device: str, dtype: DType, num_threads: int) -> KernelSet:
+    if device != "cpu":
+        raise ValueError(f"the native kernels run on cpu, not on {device}")
+    try:
+        from kernels.native.native_kernels import NativeKernels
+    except ImportError as error:
+        raise ValueError(
+            f"the native kernels are not built ({error}): install a C++17 compiler and run pip install . again"
+        ) from error
+    return NativeKernels(dtype=dtype, num_threads=num_threads)

@@ -43,7 +43,7 @@ class KVMemory:
 
 
 def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels: KernelSet) -> KVMemory:
-    """Divide resolved.kv_cache_bytes among the groups; keys and values have the activations' type."""
+    """Divide resolved.kv_cache_bytes among the groups; keys and values have the kernels' own type."""
     specs = [
         KVCacheSpec(
             num_layers=len(group.layers),
@@ -52,7 +52,7 @@ def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels:
             num_kv_heads=group.num_kv_heads,
             head_dim=group.head_dim,
             value_head_dim=group.head_dim,
-            dtype=kernels.activation_dtype,
+            dtype=kernels.kv_dtype,
         )
         for group in groups
     ]

@@ -38,6 +38,7 @@ class TorchKernels(KernelSet):
 
     def __init__(self, device: str, dtype: DType, num_threads: int) -> None:
         self.activation_dtype = dtype
+        self.kv_dtype = dtype
         self._device = torch.device(device)
         self._weight_bytes = 0
         self._step_plans: dict[Hashable, Any] | None = None  # within run()

@@ -1,0 +1,42 @@
+// From logits to tokens. The order of operations is KernelSet.sample's contract.
+#pragma once
+
+#include <memory>
+
+#include "session.h"
+
+namespace octavo {
+
+// Sparse rows: entries of row r are starts[r] … starts[r + 1] − 1. starts == nullptr: nothing.
+struct SparseRows {
+  const int32_t* starts = nullptr;
+  const int32_t* ids = nullptr;
+  const float* values = nullptr;   // bias
+  const int32_t* counts = nullptr; // penalties: occurrences among the outputs
+};
+
+struct SamplingArgs {
+  const float* logits;
+  int64_t rows, vocab, stride;
+  const float *temperature, *top_p, *min_p;
+  const int32_t *top_k, *choice_index, *output_position;
+  const uint64_t* seed;
+  SparseRows allowed, banned, bias, penalties;
+  const float *repetition, *presence, *frequency;  // with penalties
+  int32_t* tokens;                                 // result
+};
+
+struct LogprobsArgs {
+  const float* logits;
+  int64_t rows, vocab, stride, top;
+  const int32_t* token_ids;
+  float* logprob;  // results
+  int32_t* rank;
+  int32_t* top_ids;
+  float* top_logprobs;
+};
+
+std::unique_ptr<Op> sample_op(const KernelTable& table, const SamplingArgs& args);
+std::unique_ptr<Op> logprobs_op(const KernelTable& table, const LogprobsArgs& args);
+
+}  // namespace octavo

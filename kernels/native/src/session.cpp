@@ -1,0 +1,38 @@
+#include "session.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace octavo {
+
+void Session::execute(std::unique_ptr<Op> op) {
+  pool_.reserve(op->local_bytes(), op->shared_bytes());
+  pool_.run([&op](Worker& worker) { op->run(worker); });
+  if (!recording_) return;
+  recording_->local_bytes = std::max(recording_->local_bytes, op->local_bytes());
+  recording_->shared_bytes = std::max(recording_->shared_bytes, op->shared_bytes());
+  recording_->ops.push_back(std::move(op));
+}
+
+void Session::start_recording() {
+  if (recording_) throw std::logic_error("a plan is being recorded already");
+  recording_ = std::make_unique<Plan>();
+}
+
+std::unique_ptr<Plan> Session::finish_recording() {
+  if (!recording_) throw std::logic_error("no plan is being recorded");
+  return std::move(recording_);
+}
+
+void Session::replay(Plan& plan) {
+  if (recording_) throw std::logic_error("a plan cannot run while another is being recorded");
+  pool_.reserve(plan.local_bytes, plan.shared_bytes);
+  pool_.run([&plan](Worker& worker) {
+    for (const auto& op : plan.ops) {
+      op->run(worker);
+      worker.barrier();
+    }
+  });
+}
+
+}  // namespace octavo
