@@ -1,7 +1,7 @@
 """GGUF files: header, metadata and raw tensor views, read straight from the memory map.
 
     file = GGUFFile.open(path)
-    file.get("llama.rope.freq_base", float, 10000.0)
+    file.get("general.alignment", int, 32)
     file.strings("tokenizer.ggml.tokens")
     for tensor in file.tensors.values():
         gguf.quants.dequantize(tensor.data(), tensor.ggml_type)
