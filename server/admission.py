@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from server.errors import InvalidRequest, QueueFull, RateLimited
+from server.errors import QueueFull, RateLimited
 from server.settings import Settings
 
 
@@ -76,8 +76,8 @@ class Admission:
 
     @contextlib.contextmanager
     def enter(self, key: str, num_choices: int) -> Iterator[None]:
-        """A request in progress for as long as the block runs. Raises InvalidRequest, QueueFull or RateLimited."""
-        self._check(key, num_choices)
+        """A request in progress for as long as the block runs. Raises QueueFull or RateLimited."""
+        self._check(key)
         if (bucket := self._bucket(self._requests, key, self._settings.requests_per_minute)) is not None:
             bucket.take(1)
         self._active[key] += 1
@@ -93,14 +93,8 @@ class Admission:
             if not self._active:
                 self._idle.set()
 
-    def _check(self, key: str, num_choices: int) -> None:
+    def _check(self, key: str) -> None:
         settings = self._settings
-        if num_choices > settings.max_choices:
-            raise InvalidRequest(
-                f"The request asks for {num_choices} choices (prompts × n, or × best_of); this server allows "
-                f"{settings.max_choices}",
-                param="n",
-            )
         waiting = max(self._num_waiting(), self._num_choices - settings.max_num_seqs)
         if waiting >= settings.max_queued_requests:
             self._refuse("queue_full")

@@ -20,14 +20,23 @@ from engine.types import LoadProgress
 from server.access import KeyRing
 from server.door import Door
 from server.errors import ApiError, NotFound, from_validation, to_wire
-from server.routes import health, models, openai
+from server.routes import anthropic, health, models, native, openai, responses, tokens
 from server.settings import Settings
 from server.state import ServedModel, Server
+from server.translate.anthropic import anthropic_error
 from server.version import version
 
 logger = logging.getLogger("octavo")
 Loader = Callable[[Callable[[LoadProgress], None]], Awaitable[ServedModel]]
-_ROUTERS = (openai.routes, models.routes, health.routes)
+_ROUTERS = (
+    openai.routes,
+    responses.routes,
+    models.routes,
+    tokens.routes,
+    anthropic.routes,
+    native.routes,
+    health.routes,
+)
 
 
 def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception], None] | None = None) -> FastAPI:
@@ -52,6 +61,7 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
         Door,
         keys=server.keys,
         max_body_bytes=int(settings.max_body_bytes),
+        respond=error_response,
         observe=server.metrics.http_answered,
         refused=server.metrics.refused,
     )
@@ -97,20 +107,26 @@ def _lifespan(
     return lifespan
 
 
+def error_response(path: str, error: Exception) -> Response:
+    """An error in the shape of the API that the path belongs to."""
+    wire = to_wire(error)
+    return (anthropic_error(wire) if path.startswith("/v1/messages") else wire).response()
+
+
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return to_wire(error).response()
+    return error_response(request.url.path, error)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
-    return to_wire(from_validation(problems)).response()
+    return error_response(request.url.path, from_validation(problems))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     """The framework's own errors; a path that is not there gets the nearest one that is."""
     if isinstance(error, HTTPException) and error.status_code == 404 and "route" not in request.scope:
         error = NotFound(_what_is_there(request))
-    return to_wire(error).response()
+    return error_response(request.url.path, error)
 
 
 def _what_is_there(request: Request) -> str:

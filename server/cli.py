@@ -94,7 +94,7 @@ def _bench(arguments: list[str]) -> int:
 
 
 def _inspect(arguments: list[str]) -> int:
-    from engine.models.inspect import main as inspect
+    from server.inspect_model import main as inspect
 
     return inspect(arguments)
 

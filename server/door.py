@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.access import ANONYMOUS, OPEN_PATHS, KeyRing
-from server.errors import BodyTooLarge, to_wire
+from server.errors import BodyTooLarge
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _BODY_SECONDS = 60.0  # for the whole body to arrive
@@ -48,6 +49,7 @@ class Door:
     app: ASGIApp
     keys: KeyRing
     max_body_bytes: int
+    respond: Callable[[str, Exception], Response]  # of a path and what went wrong there
     observe: Callable[[str, str, int, float], None]
     refused: Callable[[str], None]
 
@@ -73,7 +75,7 @@ class Door:
         except Exception as error:
             if call.status:
                 raise  # the answer is under way: the connection is cut, and the log has the error
-            await to_wire(error).response()(scope, receive, send_marked)
+            await self.respond(_route_path(scope), error)(scope, receive, send_marked)
         finally:
             self._observe(call, scope)
 

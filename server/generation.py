@@ -33,6 +33,7 @@ class Part(NamedTuple):
     token_ids: tuple[int, ...]
     logprobs: tuple[LogprobEntry, ...]
     finish: Finish | None  # in the choice's last part
+    stop: str | None = None  # the stop string that ended it, there
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Answer:
     token_ids: list[int]
     logprobs: list[LogprobEntry]
     finish: Finish
+    stop: str | None = None  # the stop string that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class Generation:
             self.metrics.choice_finished(finish, choice.output.num_tokens)
         elif not delta.text and not (delta.token_ids and self.plan.output.keep_tokens):
             return None
-        return Part(index, delta.text, delta.token_ids, delta.logprobs, finish)
+        return Part(index, delta.text, delta.token_ids, delta.logprobs, finish, delta.stop)
 
     def _time_tokens(self, choice: _Choice, num_tokens: int) -> None:
         now = time.monotonic()
@@ -216,6 +218,7 @@ class Generation:
                 answer.token_ids += part.token_ids
                 answer.logprobs += part.logprobs
                 answer.finish = part.finish or answer.finish
+                answer.stop = part.stop
         for answer, pieces in zip(answers, texts, strict=True):
             answer.text = "".join(pieces)
         return answers

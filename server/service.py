@@ -11,9 +11,9 @@ import contextlib
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.responses import Response
@@ -24,7 +24,7 @@ from server.errors import InvalidRequest
 from server.generation import Answer, Generation, Part
 from server.plan import ModelText, Plan
 from server.protocol.common import RequestModel
-from server.sse import EventStream, error_frame
+from server.sse import EventStream
 from server.state import Running, ServedModel, Server
 from server.translate.parts import ResponseHead, Timings
 from server.translate.sampling import SeedSource
@@ -79,6 +79,9 @@ class Job(Protocol):
     def writer(self, head: ResponseHead, generation: Generation) -> Writer:
         """For the answers of this request."""
 
+    def error_event(self, error: Exception, writer: object) -> bytes:
+        """The event that tells of an error after the response has begun; `writer` None if it came before one."""
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -108,23 +111,26 @@ class Work:
     call: Call
     job: Job
 
-    def stream(self, on_error: Callable[[Exception], bytes] = error_frame) -> Response:
+    def stream(self) -> Response:
         """The answer as events."""
         settings = self.server.settings
+        writers: list[Writer] = []
         return EventStream(
-            self._events(),
+            self._events(writers),
             comment_seconds=settings.stream_comment_seconds,
             slow_reader_seconds=settings.slow_reader_seconds,
-            on_error=on_error,
+            on_error=lambda error: self.job.error_event(error, writers[0] if writers else None),
         )
 
     async def answer(self, request: Request) -> Response:
         """The answer as one response. Raises ClientGone when there is nobody left to read it."""
-        return Response(await until_disconnect(request.receive, self._whole()), media_type="application/json")
+        return Response(await until_disconnect(request.receive, self.whole()), media_type="application/json")
 
-    async def _events(self) -> AsyncGenerator[bytes]:
+    async def _events(self, writers: list[Writer]) -> AsyncGenerator[bytes]:
+        """Puts the writer into `writers` once there is one."""
         with self._admitted() as model:
             run = await self._start(model)
+            writers.append(run.writer)
             with self._abortable(run):
                 async with contextlib.aclosing(run.generation.parts()) as parts:
                     async for part in parts:
@@ -133,7 +139,8 @@ class Work:
             if data := run.writer.closing(run.timings()):
                 yield data
 
-    async def _whole(self) -> bytes:
+    async def whole(self) -> bytes:
+        """The JSON of the answer."""
         with self._admitted() as model:
             run = await self._start(model)
             with self._abortable(run):
@@ -199,7 +206,7 @@ async def offload(num_chars: int, work: Callable[[], Result]) -> Result:
     return work() if num_chars <= OFFLOAD_CHARS else await asyncio.to_thread(work)
 
 
-async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+async def until_disconnect(receive: Receive, work: Awaitable[Result]) -> Result:
     """The result of the work, which is cancelled if the client disconnects. Raises ClientGone then."""
 
     async def disconnected() -> None:

@@ -53,7 +53,7 @@ class EventStream(Response):
         *,
         comment_seconds: float,
         slow_reader_seconds: float,
-        on_error: Callable[[Exception], bytes] = error_frame,
+        on_error: Callable[[Exception], bytes],
     ) -> None:
         super().__init__(None, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

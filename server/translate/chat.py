@@ -13,13 +13,14 @@ from server.generation import Answer, Finish, Generation, Part
 from server.plan import ModelText, OutputOptions, Plan
 from server.protocol.chat import ChatRequest
 from server.protocol.common import JsonObject
-from server.sse import DONE, frame
+from server.sse import DONE, error_frame, frame
 from server.translate.messages import num_message_chars, prompt_tokens
 from server.translate.parts import ResponseHead, Timings, chat_logprobs, prompt_logprobs, usage_fields
 from server.translate.sampling import (
     SeedSource,
     cache_namespace,
     check_min_tokens,
+    check_num_choices,
     check_stream_options,
     fit_prompt,
     prompt_seeds,
@@ -55,6 +56,7 @@ class ChatJob:
         body = self.body
         check_supported(body)
         check_stream_options(body.stream, body.stream_options)
+        check_num_choices(self.num_choices(), model.settings)
         if body.top_logprobs is not None and not body.logprobs:
             raise InvalidRequest("top_logprobs: only with logprobs", param="top_logprobs")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -90,6 +92,9 @@ class ChatJob:
 
     def writer(self, head: ResponseHead, generation: Generation) -> ChatWriter:
         return ChatWriter(self.body, head, generation)
+
+    def error_event(self, error: Exception, writer: object) -> bytes:
+        return error_frame(error)
 
 
 def check_supported(body: ChatRequest) -> None:

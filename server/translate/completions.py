@@ -15,7 +15,7 @@ from server.generation import Answer, Generation, Part
 from server.plan import ModelText, OutputOptions, Plan, Prompt
 from server.protocol.common import JsonObject
 from server.protocol.completions import CompletionRequest
-from server.sse import DONE, frame
+from server.sse import DONE, error_frame, frame
 from server.text.output import Delta, LogprobEntry, echo_prompt
 from server.text.tokenizer import Tokenizer
 from server.translate.parts import ResponseHead, Timings, legacy_logprobs, prompt_logprobs, usage_fields
@@ -23,6 +23,7 @@ from server.translate.sampling import (
     SeedSource,
     cache_namespace,
     check_min_tokens,
+    check_num_choices,
     check_stream_options,
     fit_prompt,
     prompt_seeds,
@@ -101,6 +102,7 @@ class CompletionJob:
     def _check(self, model: ModelText) -> None:
         body = self.body
         check_stream_options(body.stream, body.stream_options)
+        check_num_choices(self.num_choices(), model.settings)
         if body.best_of and body.best_of < (body.n or 1):
             raise InvalidRequest("best_of: must not be less than n", param="best_of")
         if body.stream and self._num_draws > (body.n or 1):
@@ -138,6 +140,9 @@ class CompletionJob:
 
     def writer(self, head: ResponseHead, generation: Generation) -> CompletionWriter:
         return CompletionWriter(self.body, head, generation)
+
+    def error_event(self, error: Exception, writer: object) -> bytes:
+        return error_frame(error)
 
 
 def encode(text: str, param: str, tokenizer: Tokenizer, *, add_special_tokens: bool) -> list[int]:

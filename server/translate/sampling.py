@@ -47,6 +47,16 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
+def check_num_choices(num_choices: int, settings: Settings) -> None:
+    """Raises InvalidRequest."""
+    if num_choices > settings.max_choices:
+        raise InvalidRequest(
+            f"n: the request asks for {num_choices} choices, prompts × n or best_of; at most {settings.max_choices} "
+            "are allowed",
+            param="n",
+        )
+
+
 def stop_strings(stop: str | Sequence[str] | None, settings: Settings) -> tuple[str, ...]:
     """Raises InvalidRequest."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())

@@ -1,0 +1,50 @@
+"""Wire models of the native API: /generate, /generate/stream, /generate/batch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from server.protocol.common import RequestModel, SamplingFields, TokenIds, WireModel
+
+
+class GenerateRequest(SamplingFields):
+    prompt: Annotated[str | TokenIds, Field(union_mode="left_to_right")] = Field(description="A string or token ids.")
+    max_tokens: int | None = Field(None, ge=0, description="Default 128.")
+    n: Literal[1] | None = Field(None, description="One answer a request.")
+    stream: Literal[False] | None = Field(None, description="/generate/stream streams.")
+
+
+class GenerateResponse(WireModel):
+    """An answer with its totals; also the last event of a stream, where `done` is true."""
+
+    id: str
+    model: str
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    first_token_seconds: float | None
+    latency_seconds: float
+
+
+class GenerateEvent(WireModel):
+    """One token of a stream. `text` is what it completes, maybe nothing: the texts add up to the answer."""
+
+    text: str
+    token_id: int
+    position: int
+    logprob: float
+
+
+class BatchRequest(RequestModel):
+    requests: list[GenerateRequest] = Field(min_length=1)
+
+
+class BatchResponse(WireModel):
+    """Answers in the order of the requests; one that failed is an object with `error`."""
+
+    responses: list[GenerateResponse | dict[str, object]]
