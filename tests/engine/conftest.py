@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -35,11 +36,11 @@ class Harness:
     quick = QUICK
 
     @staticmethod
-    def config(**fake: object) -> EngineConfig:
+    def config(**fake: Any) -> EngineConfig:
         return EngineConfig("", max_num_batched_tokens=2048, executor="fake", fake=FakeOptions(**fake))
 
     @staticmethod
-    def request(client: EngineClient, max_tokens: int = 20, **rest: object) -> GenerationRequest:
+    def request(client: EngineClient, max_tokens: int = 20, **rest: Any) -> GenerationRequest:
         sampling = SamplingParams(max_tokens)
         request_id = client.new_request_id()
         whole = GenerationRequest(request_id, tuple(range(1, 20)), sampling, seed=request_id)
@@ -83,7 +84,7 @@ async def start() -> AsyncIterator[Callable[..., Awaitable[EngineClient]]]:
     clients = []
 
     async def start_client(
-        options: SupervisorOptions = QUICK, config: EngineConfig | None = None, **fake: object
+        options: SupervisorOptions = QUICK, config: EngineConfig | None = None, **fake: Any
     ) -> EngineClient:
         client = EngineClient(config or Harness.config(**fake), options)
         clients.append(client)
@@ -120,7 +121,7 @@ class ListLink:
 class Bench:
     """An engine loop on the test's own thread."""
 
-    def __init__(self, *, depth: int = 1, executor: Executor | None = None, **fake: object) -> None:
+    def __init__(self, *, depth: int = 1, executor: Executor | None = None, **fake: Any) -> None:
         fake_executor, info = build_fake_executor(Harness.config(**fake), lambda progress: None, 1)
         self.executor = executor or fake_executor
         self.scheduler = Scheduler(

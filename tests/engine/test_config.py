@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ MODEL = ModelFacts(context_length=1024, weight_bytes=GIB, kv_values_per_token=16
 MACHINE = Hardware(memory_available_bytes=5 * GIB, num_cpus=2, num_cores=2, has_cuda=False)
 
 
-def asked(**changes: object) -> ResolvedConfig:
+def asked(**changes: Any) -> ResolvedConfig:
     return resolve(replace(CONFIG, **changes), MODEL, MACHINE)
 
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from engine.client import EngineClient
 from engine.config import Fault
 from engine.errors import EngineDead, EngineDraining, EngineUnavailable
 from engine.supervisor import EngineState
-from engine.types import ErrorKind, FinishReason, LoadProgress, SamplingParams, StepStats
+from engine.types import ErrorKind, FinishReason, LoadProgress, RequestUpdate, SamplingParams, StepStats
 
 Start = Callable[..., Any]
 
@@ -186,6 +187,7 @@ async def test_a_start_can_be_given_up(harness: Any) -> None:
     await client.start()
     await harness.until(lambda: client.engine_pid)
     pid = client.engine_pid
+    assert pid is not None
     begun = time.monotonic()
     await client.close()
     assert time.monotonic() - begun < 5
@@ -228,6 +230,21 @@ async def test_two_engines_live_side_by_side(start: Start, harness: Any, bench: 
     assert results == [bench().generate(requests[0]), bench(vocab_size=50).generate(requests[1])]
 
 
+def test_uvloop_serves_as_well(harness: Any, bench: Any) -> None:
+    async def serve() -> tuple[Any, Any]:
+        client = EngineClient(harness.config())
+        await client.start()
+        await client.wait_ready()
+        request = harness.request(client, 30, n=2)
+        tokens = await harness.tokens(client.submit(request))
+        await client.close()
+        return tokens, bench().generate(request)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        tokens, expected = runner.run(serve())
+    assert tokens == expected
+
+
 async def test_signals_to_the_whole_group_are_left_to_the_server(start: Start, harness: Any) -> None:
     client = await start(step_seconds=0.002)
     stream = client.submit(harness.request(client, 50))
@@ -244,7 +261,8 @@ async def test_the_prefix_cache_can_be_reset(start: Start, harness: Any) -> None
 
     async def cached_tokens() -> int:
         again = replace(request, request_id=client.new_request_id())
-        return (await harness.collect(client.submit(again)))[0][0].num_cached_tokens
+        first: RequestUpdate = (await harness.collect(client.submit(again)))[0][0]
+        return first.num_cached_tokens
 
     assert [await cached_tokens(), await cached_tokens()] == [0, 96]
     client.reset_prefix_cache()
@@ -269,6 +287,7 @@ asyncio.run(main())
 
 async def test_the_engine_does_not_outlive_its_server(harness: Any) -> None:
     server = await asyncio.create_subprocess_exec(sys.executable, "-c", SERVER, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
     pid = int(await server.stdout.readline())
     assert alive(pid)
     server.kill()

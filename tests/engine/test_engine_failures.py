@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import Fault
+from engine.config import Fault, FaultKind
 from engine.errors import EngineDead
 from engine.recovery import RecoveryOptions
 from engine.supervisor import EngineState
@@ -39,7 +39,7 @@ async def test_streams_survive_a_signal_with_the_same_tokens(
 
 
 @pytest.mark.parametrize("kind", ["die", "hang", "raise"])
-async def test_streams_survive_a_step_that_never_ends(start: Start, harness: Any, bench: Any, kind: str) -> None:
+async def test_streams_survive_a_step_that_never_ends(start: Start, harness: Any, bench: Any, kind: FaultKind) -> None:
     client = await start(faults=(Fault(kind, step=10, lives=1),))
     requests = [harness.request(client, 40, n=2) for _ in range(4)]
     results = await asyncio.gather(*[harness.tokens(client.submit(request)) for request in requests])
@@ -198,7 +198,7 @@ async def test_every_accepted_choice_ends_exactly_once(start: Start, harness: An
             await stream.wait(rng.random() / 10)
             client.abort(request.request_id, 0 if fate == "abort one" else None)
         updates = await harness.collect(stream)  # checks the one terminal update of each choice
-        whole = None if poisoned else expected.generate(request)
+        whole: list[tuple[int, ...]] = [] if poisoned else expected.generate(request)
         for index, choice in updates.items():
             reason = choice[-1].finish_reason
             if poisoned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_request_that_can_never_run_is_refused_and_the_next_is_served(bench: M
 
 def test_a_request_that_breaks_add_fails_alone(bench: MakeBench) -> None:
     engine = bench(**ECHO)
-    nonsense = replace(REQUEST, request_id=2, prompt_token_ids=None)
+    nonsense = replace(REQUEST, request_id=2, prompt_token_ids=cast(Any, None))
     news, _, finished = engine.step(Submit(nonsense), Submit(REQUEST))
     [update] = news.updates
     assert (update.request_id, update.finish_reason, update.error_kind) == (2, FinishReason.ERROR, ErrorKind.INTERNAL)

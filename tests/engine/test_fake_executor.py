@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ REQUEST = GenerationRequest(request_id=1, prompt_token_ids=(5, 6, 7), sampling=G
 TABLES = (BlockTableTail(0, (1,)),)
 
 
-def made(life: int = 1, **options: object) -> FakeExecutor:
+def made(life: int = 1, **options: Any) -> FakeExecutor:
     config = EngineConfig("", executor="fake", fake=FakeOptions(**options))
     return build_fake_executor(config, lambda progress: None, life)[0]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def accepted(table: InFlight, request: GenerationRequest = REQUEST) -> Entry:
     return entry
 
 
-def token(token_id: int, request_id: int = 1, choice_index: int = 0, **rest: object) -> RequestUpdate:
+def token(token_id: int, request_id: int = 1, choice_index: int = 0, **rest: Any) -> RequestUpdate:
     return RequestUpdate(request_id, choice_index, (token_id,), **rest)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,8 @@ UPDATE = RequestUpdate(
     error_kind=ErrorKind.REJECTED,
 )
 STATS = StepStats(1, 2, 3, 4, 5, (KVGroupStats(6, 7, 8, 9),), 10, 11, 12, 13, 14, 15, 16, 17, 0.5, 0.25, 0.125, 2.0)
-INFO = EngineInfo(**{f.name: {"str": "x", "int": 1}.get(str(f.type), (2, 3)) for f in fields(EngineInfo)})
+_VALUES: dict[str, Any] = {f.name: {"str": "x", "int": 1}.get(str(f.type), (2, 3)) for f in fields(EngineInfo)}
+INFO = EngineInfo(**_VALUES)
 
 COMMANDS: list[Command] = [
     Configure(EngineConfig("m", fake=FakeOptions(script=(1, 2), faults=(Fault("die", step=3),))), 2),
