@@ -1,0 +1,144 @@
+"""Scheduler, runner and kernels in one process: requests in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
+from engine.core.scheduler import Scheduler
+from engine.models.decoder import Decoder
+from engine.runner.model_runner import ModelRunner
+from engine.types import FinishReason, GenerationRequest, RequestUpdate, SamplingParams, TokenLogprobs
+from kernels.interface import KernelSet, KVCacheSpec
+
+
+def request(
+    request_id: int,
+    prompt: Iterable[int],
+    max_tokens: int = 16,
+    *,
+    seed: int = 0,
+    n: int = 1,
+    choice_index: int = 0,
+    outputs: tuple[int, ...] = (),
+    namespace: int = 0,
+    stop: tuple[int, ...] = (),
+    **sampling: object,
+) -> GenerationRequest:
+    """Greedy unless a temperature is given."""
+    params = SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0} | sampling))  # type: ignore[arg-type]
+    return GenerationRequest(
+        request_id,
+        tuple(prompt),
+        params,
+        seed,
+        stop_token_ids=stop,
+        output_token_ids=outputs,
+        choice_index=choice_index,
+        n=n,
+        cache_namespace=namespace,
+    )
+
+
+@dataclass
+class Outcome:
+    """All that was heard of a choice."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    embedding: tuple[float, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class Harness:
+    """`num_blocks` per KV group, without the null block."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        kernels: KernelSet,
+        *,
+        num_blocks: int = 512,
+        block_size: int = 16,
+        budget: int = 512,
+        max_num_seqs: int = 64,
+        max_model_len: int = 8192,
+        prefix_cache: bool = True,
+    ) -> None:
+        specs = [
+            KVCacheSpec(
+                num_layers=len(group.layers),
+                num_blocks=num_blocks + 1,
+                block_size=block_size,
+                num_kv_heads=group.num_kv_heads,
+                head_dim=group.head_dim,
+                value_head_dim=group.head_dim,
+                dtype=kernels.activation_dtype,
+            )
+            for group in decoder.kv_groups
+        ]
+        windows = [group.window for group in decoder.kv_groups]
+        capacity = KVCapacity(block_size, tuple(KVGroupCapacity(num_blocks + 1, window) for window in windows))
+        self.kv_caches = [kernels.new_kv_cache(spec) for spec in specs]
+        self.runner = ModelRunner(
+            kernels,
+            decoder,
+            self.kv_caches,
+            block_size=block_size,
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+        )
+        self.scheduler = Scheduler(
+            capacity,
+            max_num_batched_tokens=budget,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            prefix_cache=prefix_cache,
+        )
+        self.outcomes: dict[SeqId, Outcome] = {}
+
+    def add(self, *requests: GenerationRequest) -> None:
+        for one in requests:
+            for choice in range(one.choice_index, one.choice_index + one.n):
+                self.outcomes[SeqId(one.request_id, choice)] = Outcome()
+            self.scheduler.add(one)
+
+    def step(self) -> None:
+        output = self.scheduler.schedule()
+        self.hear(self.scheduler.update(output, self.runner.execute(output)))
+
+    def run(
+        self, *requests: GenerationRequest, before_step: Callable[[int], None] | None = None
+    ) -> dict[SeqId, Outcome]:
+        """Add the requests and step until nothing is left; `before_step` gets the number of the step to come."""
+        self.add(*requests)
+        step = 0
+        while self.scheduler.has_work():
+            if before_step is not None:
+                before_step(step)
+            self.step()
+            step += 1
+        self.scheduler.check_invariants()
+        return self.outcomes
+
+    def tokens(self, *requests: GenerationRequest) -> list[list[int]]:
+        """The outputs of the requests' first choices."""
+        outcomes = self.run(*requests)
+        return [outcomes[SeqId(one.request_id, one.choice_index)].token_ids for one in requests]
+
+    def hear(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            outcome = self.outcomes[SeqId(update.request_id, update.choice_index)]
+            assert outcome.finish_reason is None, f"news after the end: {update}"
+            outcome.token_ids += update.new_token_ids
+            outcome.logprobs += update.logprobs
+            outcome.prompt_logprobs += update.prompt_logprobs
+            outcome.embedding = update.embedding
+            outcome.num_cached_tokens = update.num_cached_tokens
+            outcome.finish_reason = update.finish_reason
+            outcome.error = update.error
