@@ -1,5 +1,4 @@
 // The model's operations as methods of a session: arguments are checked here, once per recorded plan.
-#include <nanobind/stl/shared_ptr.h>
 
 #include "arrays.h"
 

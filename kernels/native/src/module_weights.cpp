@@ -1,5 +1,4 @@
 // Packed weights as Python sees them.
-#include <nanobind/stl/shared_ptr.h>
 
 #include "arrays.h"
 
