@@ -18,7 +18,7 @@ from starlette.routing import Route
 from engine.errors import EngineError
 from engine.types import LoadProgress
 from server.access import KeyRing
-from server.door import Door
+from server.door import Door, route_path
 from server.errors import ApiError, NotFound, from_validation, to_wire
 from server.routes import anthropic, health, models, native, openai, responses, tokens
 from server.settings import Settings
@@ -114,23 +114,23 @@ def error_response(path: str, error: Exception) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
-    return error_response(request.url.path, error)
+    return error_response(route_path(request.scope), error)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
-    return error_response(request.url.path, from_validation(problems))
+    return error_response(route_path(request.scope), from_validation(problems))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
     """The framework's own errors; a path that is not there gets the nearest one that is."""
     if isinstance(error, HTTPException) and error.status_code == 404 and "route" not in request.scope:
         error = NotFound(_what_is_there(request))
-    return error_response(request.url.path, error)
+    return error_response(route_path(request.scope), error)
 
 
 def _what_is_there(request: Request) -> str:
-    path = request.url.path
+    path = route_path(request.scope)
     known = [route.path for routes in _ROUTERS for route in routes.routes if isinstance(route, Route)]
     message = f"There is no {path[:200]} here."
     if f"/v1{path}" in known:

@@ -75,12 +75,12 @@ class Door:
         except Exception as error:
             if call.status:
                 raise  # the answer is under way: the connection is cut, and the log has the error
-            await self.respond(_route_path(scope), error)(scope, receive, send_marked)
+            await self.respond(route_path(scope), error)(scope, receive, send_marked)
         finally:
             self._observe(call, scope)
 
     async def _admit(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
-        if _route_path(scope) not in OPEN_PATHS:
+        if route_path(scope) not in OPEN_PATHS:
             try:
                 call.key = self.keys.identify(scope["headers"])
             except Exception:
@@ -124,7 +124,7 @@ def _request_id(scope: Scope) -> str:
     return f"req_{uuid.uuid4().hex}"
 
 
-def _route_path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """The path below root_path, as the router sees it."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -45,10 +47,10 @@ TEMPLATE = (
 
 
 def toy_tokenizer(merges: Sequence[str] = (), **options: Any) -> Tokenizer:
-    """Token i < 256 is byte i; then `merges` (pairs of characters), then SPECIAL."""
+    """Token i < 256 is byte i; then `merges` (pairs of ASCII characters), then SPECIAL."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     vocab = {characters[byte]: byte for byte in range(256)}
-    pairs = [tuple(merge) for merge in merges]
+    pairs = [(merge[0], merge[1]) for merge in merges]
     vocab |= {"".join(pair): 256 + index for index, pair in enumerate(pairs)}
     backend = Backend(models.BPE(vocab=vocab, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -101,7 +103,7 @@ class ToyStream:
     def __init__(self, engine: ToyEngine, request: GenerationRequest) -> None:
         self._engine = engine
         self._request = request
-        self._updates = engine.play(request)
+        self._updates: AsyncGenerator[list[RequestUpdate]] = engine.play(request)
 
     def __aiter__(self) -> AsyncIterator[list[RequestUpdate]]:
         return self._updates
@@ -129,9 +131,10 @@ class ToyEngine:
     draining: bool = False
     closed: bool = False
     num_waiting: int = 0
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     def new_request_id(self) -> int:
-        return len(self.requests) + 1000
+        return next(self._ids)
 
     @property
     def status(self) -> EngineStatus:
@@ -152,7 +155,7 @@ class ToyEngine:
         self.aborted.append((request_id, choice_index))
 
     def reset_prefix_cache(self) -> None:
-        raise NotImplementedError
+        self.num_cached_tokens = 0
 
     async def drain(self, timeout_seconds: float) -> bool:
         self.draining = True
@@ -161,7 +164,7 @@ class ToyEngine:
     async def close(self) -> None:
         self.closed = True
 
-    async def play(self, request: GenerationRequest) -> Any:
+    async def play(self, request: GenerationRequest) -> AsyncGenerator[list[RequestUpdate]]:
         if request.pooling is not None:
             self.open.pop(request.request_id, None)
             vector = tuple(float(len(request.prompt_token_ids) + i) for i in range(4))
@@ -180,52 +183,51 @@ class ToyEngine:
             if request.request_id not in self.open:
                 return
 
-    def _update(self, request: GenerationRequest, choice: int, step: int, tokens: Sequence[int]) -> RequestUpdate | None:
+    def _update(
+        self, request: GenerationRequest, choice: int, step: int, tokens: Sequence[int]
+    ) -> RequestUpdate | None:
         running = self.open.get(request.request_id, set())
         if choice not in running:
             return None
-        where = (request.request_id, choice)
-        finish, token_ids, stop, error = None, (), None, None
-        kind = ErrorKind.INTERNAL
-        if self.fail_at is not None and step == self.fail_at[0]:
-            finish, error, kind = FinishReason.ERROR, "the toy fails", self.fail_at[1]
-        elif where in self.aborted or (where[0], None) in self.aborted:
-            finish = FinishReason.ABORT
-        elif request.sampling.max_tokens == 0:
-            finish = FinishReason.LENGTH
-        else:
-            token_ids = (tokens[step % len(tokens)],)
-            if token_ids[0] in request.stop_token_ids and step >= request.sampling.min_tokens:
-                finish, stop = FinishReason.STOP, token_ids[0]
-            elif step + 1 == request.sampling.max_tokens:
-                finish = FinishReason.LENGTH
-        if finish is not None:
+        update = replace(
+            self._draw(request, choice, step, tokens),
+            prompt_logprobs=_prompt_logprobs(request) if step == 0 and choice == 0 else (),
+            num_cached_tokens=self.num_cached_tokens,
+        )
+        if update.finish_reason is not None:
             running.discard(choice)
             if not running:
                 del self.open[request.request_id]
-        sampling, prompt_logprobs, logprobs = request.sampling, (), ()
-        if sampling.prompt_logprobs is not None and step == 0 and choice == 0:
-            prompt_logprobs = (
-                None,
-                *[
-                    logprobs_of(token, position, sampling.prompt_logprobs)
-                    for position, token in enumerate(request.prompt_token_ids)
-                    if position
-                ],
-            )
-        if sampling.logprobs is not None:
-            logprobs = tuple(logprobs_of(token, step, sampling.logprobs) for token in token_ids)
-        return RequestUpdate(
-            *where,
-            new_token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            num_cached_tokens=self.num_cached_tokens,
-            finish_reason=finish,
-            stop_token_id=stop,
-            error=error,
-            error_kind=kind,
+        return update
+
+    def _draw(self, request: GenerationRequest, choice: int, step: int, tokens: Sequence[int]) -> RequestUpdate:
+        nothing = RequestUpdate(request.request_id, choice)
+        if self.fail_at is not None and step == self.fail_at[0]:
+            return replace(nothing, finish_reason=FinishReason.ERROR, error="the toy fails", error_kind=self.fail_at[1])
+        if {(request.request_id, choice), (request.request_id, None)} & set(self.aborted):
+            return replace(nothing, finish_reason=FinishReason.ABORT)
+        if request.sampling.max_tokens == 0:
+            return replace(nothing, finish_reason=FinishReason.LENGTH)
+        token = tokens[step % len(tokens)]
+        logprobs = request.sampling.logprobs
+        drawn = replace(
+            nothing,
+            new_token_ids=(token,),
+            logprobs=() if logprobs is None else (logprobs_of(token, step, logprobs),),
         )
+        if token in request.stop_token_ids and step >= request.sampling.min_tokens:
+            return replace(drawn, finish_reason=FinishReason.STOP, stop_token_id=token)
+        if step + 1 == request.sampling.max_tokens:
+            return replace(drawn, finish_reason=FinishReason.LENGTH)
+        return drawn
+
+
+def _prompt_logprobs(request: GenerationRequest) -> tuple[TokenLogprobs | None, ...]:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return ()
+    tokens = enumerate(request.prompt_token_ids)
+    return tuple(logprobs_of(token, position, num_top) if position else None for position, token in tokens)
 
 
 def toy_model(engine: ToyEngine, settings: Settings, tokenizer: Tokenizer | None = None) -> ServedModel:
@@ -259,8 +261,17 @@ class ToyServer:
         server: Server = self.app.state.server
         return server
 
-    async def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return await self.http.post(path, json=body, **options)
+    async def post(self, path: str, body: Any = None, **fields: Any) -> httpx.Response:
+        """`fields` are the body's, unless it is given whole."""
+        return await self.http.post(path, json=fields if body is None else body)
+
+    async def events(self, path: str, **fields: Any) -> list[dict[str, Any]]:
+        """The data of a streamed answer's events; checks that [DONE] ends it."""
+        response = await self.post(path, fields | {"stream": True})
+        assert response.status_code == 200, response.text
+        frames = response.text.split("\n\n")
+        assert frames[-2:] == ["data: [DONE]", ""]
+        return [json.loads(frame.removeprefix("data: ")) for frame in frames[:-2]]
 
 
 @asynccontextmanager
@@ -279,8 +290,7 @@ async def toy_server(
     app = create_app(chosen, load)
     async with app.router.lifespan_context(app):
         await loaded.wait()
-        while app.state.server.model is None:
-            await asyncio.sleep(0)
+        assert app.state.server.model is not None
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
             yield ToyServer(app, engine, http)
