@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What a health route needs. `accepting` is the answer to "may I send a request?"."""
+    """What a health route needs."""
 
     state: EngineState
     draining: bool
     reason: str  # why requests are not taken or have to wait; "" when all is well
     progress: LoadProgress | None  # of the last start
-    retry_after_seconds: float  # a guess at when to come back; 0 when accepting
+    retry_after_seconds: float  # a guess at when to come back; 0 when ready
 
     @property
     def ready(self) -> bool:

@@ -155,13 +155,18 @@ class InFlight:
         return progress
 
     def finish(
-        self, seq_id: SeqId, reason: FinishReason, error: str | None = None, kind: ErrorKind | None = None
-    ) -> None:
-        """End one choice here, without the engine. Nothing happens if it has ended."""
+        self,
+        seq_id: SeqId,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = ErrorKind.INTERNAL,
+    ) -> bool:
+        """End one choice here, without the engine; False, and nothing happens, if it has ended."""
         entry = self._entries.get(seq_id.request_id)
         if entry is None or entry.choices[seq_id.choice_index].finished:
-            return
-        self.deliver([RequestUpdate(*seq_id, finish_reason=reason, error=error, error_kind=kind or ErrorKind.INTERNAL)])
+            return False
+        self.deliver([RequestUpdate(*seq_id, finish_reason=reason, error=error, error_kind=error_kind)])
+        return True
 
     def fail_all(self, error: str) -> int:
         """End everything with one clear error each; how many choices that were."""

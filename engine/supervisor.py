@@ -223,8 +223,7 @@ class Supervisor:
         self._table.blame(running)
         if self._alone is not None and running <= {self._alone}:
             error = f"{reason} again and again while it ran this request"
-            self._table.finish(self._alone, FinishReason.ERROR, error)
-            self.counters.failed_choices += 1
+            self.counters.failed_choices += self._table.finish(self._alone, FinishReason.ERROR, error)
 
     def _fail_all(self, error: str) -> None:
         self.counters.failed_choices += self._table.fail_all(error)

@@ -24,7 +24,7 @@ from engine.wire import Command, Event, News, StepDone, Submit
 
 QUICK = SupervisorOptions(
     limits=Limits(
-        start_seconds=10, first_step_seconds=2, step_seconds=0.5, ping_interval_seconds=0.1, pong_seconds=0.5
+        start_seconds=20, first_step_seconds=2, step_seconds=1.5, ping_interval_seconds=0.1, pong_seconds=1.5
     ),
     recovery=RecoveryOptions(first_delay_seconds=0.05, max_delay_seconds=0.1, open_seconds=0.3),
 )

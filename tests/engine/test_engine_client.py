@@ -76,7 +76,7 @@ async def test_many_streams_at_once_all_end(start: Start, harness: Any, bench: A
 
 
 async def test_an_abort_ends_a_request_within_a_step(start: Start, harness: Any) -> None:
-    client = await start(step_seconds=0.05)
+    client = await start(step_seconds=0.2)
     stream = client.submit(harness.request(client, 1000))
     await anext(stream)
     client.abort(stream.request.request_id)
@@ -129,11 +129,11 @@ async def test_a_consumer_that_leaves_aborts_its_request(start: Start, harness: 
 
 
 async def test_waiting_with_a_time_limit_takes_and_aborts_nothing(start: Start, harness: Any) -> None:
-    client = await start(step_seconds=0.1)
-    stream = client.submit(harness.request(client, 3))
+    client = await start(step_seconds=0.3)
+    stream = client.submit(harness.request(client, 2))
     assert not await stream.wait(0.01)
     assert await stream.wait(10)
-    assert len((await harness.tokens(stream))[0]) == 3
+    assert len((await harness.tokens(stream))[0]) == 2
     assert await stream.wait(0)
     assert stream.finished
 

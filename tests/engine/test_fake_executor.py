@@ -39,8 +39,7 @@ def generate(executor: FakeExecutor, count: int, record: GenerationRequest = REQ
     start = len(record.prompt_token_ids) + len(record.output_token_ids)
     while len(tokens) < count:
         position = start + len(tokens) - 1
-        seq = replace(
-            first_step(record),
+        seq = first_step(record)._replace(
             start_position=position,
             token_ids=(tokens[-1],),
             output_position=len(record.output_token_ids) + len(tokens),
@@ -77,7 +76,7 @@ def test_seed_and_choice_count_unless_greedy() -> None:
 def test_a_pending_token_is_the_one_sampled_before() -> None:
     executor = made()
     whole = generate(made(), 2)
-    pending = replace(first_step(), start_position=3, token_ids=(PENDING_TOKEN,), output_position=1, record=None)
+    pending = first_step()._replace(start_position=3, token_ids=(PENDING_TOKEN,), output_position=1, record=None)
     tickets = [
         executor.submit(SchedulerOutput(1, (first_step(),))),
         executor.submit(SchedulerOutput(2, (pending,))),
@@ -86,7 +85,7 @@ def test_a_pending_token_is_the_one_sampled_before() -> None:
 
 
 def test_a_chunk_that_does_not_sample_gives_no_token() -> None:
-    seq = replace(first_step(), token_ids=(5, 6), num_logits_rows=0, sample=False)
+    seq = first_step()._replace(token_ids=(5, 6), num_logits_rows=0, sample=False)
     assert run(made(), seq) == [SeqResult(SeqId(1, 0))]
 
 
@@ -101,14 +100,14 @@ def test_logprobs_are_well_formed() -> None:
 def test_prompt_logprobs_of_chunks_add_up() -> None:
     record = replace(REQUEST, sampling=replace(GREEDY, prompt_logprobs=0))
     executor = made()
-    first = replace(first_step(record), token_ids=(5, 6), sample=False)
-    second = replace(first, start_position=2, token_ids=(7,), record=None)
+    first = first_step(record)._replace(token_ids=(5, 6), sample=False)
+    second = first._replace(start_position=2, token_ids=(7,), record=None)
     told = [run(executor, seq)[0].prompt_logprobs for seq in (first, second)]
     assert [[entry and entry.token_id for entry in part] for part in told] == [[None, 6, 7], []]
 
 
 def test_an_embedding_has_the_hidden_size_and_length_one() -> None:
-    [result] = run(made(hidden_size=3), replace(first_step(replace(REQUEST, pooling=Pooling.MEAN)), sample=False))
+    [result] = run(made(hidden_size=3), first_step(replace(REQUEST, pooling=Pooling.MEAN))._replace(sample=False))
     assert result.embedding == (1.0, 0.0, 0.0)
 
 
@@ -149,7 +148,7 @@ def test_sixty_four_sequences_take_well_under_a_millisecond() -> None:
     executor = made()
     records = [replace(REQUEST, request_id=i) for i in range(64)]
     run(executor, *[first_step(record) for record in records])
-    seqs = tuple([replace(first_step(r), start_position=3, token_ids=(1,), record=None) for r in records])
+    seqs = tuple([first_step(r)._replace(start_position=3, token_ids=(1,), record=None) for r in records])
     best = min(_timed(executor, SchedulerOutput(step, seqs)) for step in range(2, 50))
     assert best < 1e-3
 
