@@ -360,7 +360,8 @@ class KernelSet(ABC):
 
     @abstractmethod
     def logprobs(self, logits: Array, token_ids: npt.NDArray[np.int32], top: int) -> LogprobsResult:
-        """Log-softmax of raw logits float32 [R, V] at `token_ids` [R], and the `top` most likely of each row."""
+        """Log-softmax of raw logits float32 [R, V] at `token_ids` [R], and the `top` most likely of each row (all V if
+        there are no more). A row that holds a NaN has the logprob NaN; its rank and list are undefined."""
 
     # -- steps ----------------------------------------------------------------------------------------------
 

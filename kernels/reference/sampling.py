@@ -153,6 +153,7 @@ def _largest(logits: torch.Tensor, top: int) -> torch.Tensor:
     result = torch.empty((logits.shape[0], top), dtype=torch.int64, device=logits.device)
     if top == 0:
         return result
+    logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     bounds = logits.topk(top, dim=-1).values[:, -1]
     for row in range(logits.shape[0]):
         token_ids = (logits[row] >= bounds[row]).nonzero()[:, 0]

@@ -35,7 +35,7 @@ def test_ties_are_ranked_by_id(reference_float32: KernelSet) -> None:
 
 def test_infinities_and_nan(reference_float32: KernelSet) -> None:
     logits = np.array([[0, -np.inf, 1], [np.nan, 0, 0]], np.float32)
-    result = reference_float32.logprobs(reference_float32.upload(logits), np.array([1, 1], np.int32), 0)
+    result = reference_float32.logprobs(reference_float32.upload(logits), np.array([1, 1], np.int32), 3)
     assert result.logprob[0] == -np.inf
     assert result.rank[0] == 3
     assert np.isnan(result.logprob[1])

@@ -39,7 +39,7 @@ def tiny_decoder(kernels: KernelSet, windows: tuple[int | None, ...] = (None, No
         context_length=2048,
         layers=tuple(LayerConfig(rope, window) for window in windows),
         norm_eps=1e-5,
-        tied_head=True,
+        tied_head=False,
         attention_scale=0.25,
     )
     packed = WeightPacker(config, LoudWeights(seed=0), kernels).pack()
