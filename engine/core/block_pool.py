@@ -146,10 +146,9 @@ class BlockPool:
 
     def end_step(self) -> None:
         """Lift all holds."""
-        if self._held:
-            self._held.clear()
-            self._free += self._freed_while_held
-            self._freed_while_held.clear()
+        self._held.clear()
+        self._free += self._freed_while_held
+        self._freed_while_held.clear()
 
     def free_ids(self) -> list[int]:
         """The free list, the next to be handed out last (for checks)."""

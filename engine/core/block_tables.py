@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.core.plan import BlockTableTail
     from engine.core.radix_cache import Node
 
 
@@ -24,6 +25,7 @@ class BlockTables:
         "namespace",
         "node",
         "num_committed_blocks",
+        "unchanged_tails",
     )
 
     def __init__(self, namespace: int, block_ids: list[list[int]]) -> None:
@@ -31,6 +33,8 @@ class BlockTables:
         self.block_ids = block_ids  # [group][block index]
         # [group]: entries from here on are not known to the executor yet
         self.changed_from = [0] * len(block_ids)
+        # The tails that say that nothing has changed; None when something has.
+        self.unchanged_tails: tuple[BlockTableTail, ...] | None = None
         # [group]: entries before this one are the null block
         self.first_live = [0] * len(block_ids)
         # The last block, partly filled, may be shared with another sequence of a fork.
@@ -41,6 +45,11 @@ class BlockTables:
         self.node: Node | None = None
         # The tree has other blocks for tokens behind `node`: the tables keep theirs until release().
         self.has_duplicates = False
+
+    def mark_changed(self, group: int, index: int) -> None:
+        """The executor doesn't know entry `index` as it is now."""
+        self.changed_from[group] = min(self.changed_from[group], index)
+        self.unchanged_tails = None
 
     @property
     def num_blocks(self) -> int:

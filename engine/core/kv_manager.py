@@ -127,8 +127,10 @@ class KVManager:
             self._copy_block(tables, group, start // self.block_size)
         tables.forked = False
         num_new = self._num_blocks(end) - tables.num_blocks
-        for group, ids in enumerate(tables.block_ids):
-            ids += [self._allocate(group) for _ in range(num_new)]
+        if num_new:
+            tables.unchanged_tails = None
+            for group, ids in enumerate(tables.block_ids):
+                ids += [self._allocate(group) for _ in range(num_new)]
         return end - start
 
     def _shared_tails(self, tables: BlockTables, start: int) -> list[int]:
@@ -147,7 +149,7 @@ class KVManager:
         pool.hold(source)  # in this step it may not become the target of another copy
         pool.release(source)
         tables.block_ids[group][index] = target
-        tables.changed_from[group] = min(tables.changed_from[group], index)
+        tables.mark_changed(group, index)
 
     def _allocate(self, group: int) -> int:
         pool = self.pools[group]
@@ -157,11 +159,14 @@ class KVManager:
 
     def take_tails(self, tables: BlockTables) -> tuple[BlockTableTail, ...]:
         """What changed in each table since the last call; everything at the first."""
+        if tables.unchanged_tails is not None:
+            return tables.unchanged_tails
         tails = []
         for group, ids in enumerate(tables.block_ids):
             start = tables.changed_from[group]
             tails.append(BlockTableTail(start, tuple(ids[start:])))
             tables.changed_from[group] = len(ids)
+        tables.unchanged_tails = tuple([BlockTableTail(len(ids), ()) for ids in tables.block_ids])
         return tuple(tails)
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
@@ -192,7 +197,7 @@ class KVManager:
                     self.pools[group].release(ids[index])
                     ids[index] = NULL_BLOCK
                 tables.first_live[group] = visible
-                tables.changed_from[group] = min(tables.changed_from[group], first)
+                tables.mark_changed(group, first)
 
     def _first_visible(self, group: int, position: int) -> int:
         return first_visible_block(position, self.windows[group], self.block_size)

@@ -8,26 +8,32 @@ from engine.core.roster import Roster
 from engine.types import FinishReason, RequestUpdate
 
 
-def absorb(roster: Roster, seq: Sequence, planned: ScheduledSeq, result: SeqResult) -> list[RequestUpdate]:
-    """Take in the result of one sequence's share of a step that is no longer under way; the news it makes.
+def absorb(
+    roster: Roster, seq: Sequence, planned: ScheduledSeq, result: SeqResult, updates: list[RequestUpdate]
+) -> None:
+    """Take in the result of one sequence's share of a step that is no longer under way; its news go to `updates`.
 
     The tokens of a choice that has ended meanwhile are dropped and counted as overrun.
     """
-    updates = _tell_children(roster, seq, planned, result) if seq.children else []
+    if seq.children:
+        _tell_children(roster, seq, planned, result, updates)
     if seq.status is Status.ENDED:
         roster.counters.overrun_tokens += len(result.token_ids)
     else:
-        error = result.error or _broken_promise(seq, planned, result)
-        updates += fail(roster, seq, error) if error else _advance(roster, seq, planned, result)
+        error = result.error
+        if error is None and len(result.token_ids) != planned.sample:
+            error = _broken_promise(seq, planned, result)
+        if error is None:
+            _advance(roster, seq, planned, result, updates)
+        else:
+            _fail(roster, seq, error, updates)
     roster.settle(seq)
-    return updates
 
 
-def fail(roster: Roster, seq: Sequence, error: str) -> list[RequestUpdate]:
+def _fail(roster: Roster, seq: Sequence, error: str, updates: list[RequestUpdate]) -> None:
     """End a sequence, and the choices it stands for, with an error."""
-    updates = terminal_updates(seq, FinishReason.ERROR, error)
+    updates += terminal_updates(seq, FinishReason.ERROR, error)
     roster.end(seq)
-    return updates
 
 
 def terminal_updates(seq: Sequence, reason: FinishReason, error: str | None = None) -> list[RequestUpdate]:
@@ -40,15 +46,19 @@ def terminal_updates(seq: Sequence, reason: FinishReason, error: str | None = No
 
 
 def _broken_promise(seq: Sequence, planned: ScheduledSeq, result: SeqResult) -> str | None:
-    """What a result lacks for the sequence to go on."""
-    if planned.sample and not result.token_ids:
+    """Why a sequence cannot go on with a result that has not the one token that was asked for, or none."""
+    if not planned.sample:
+        return "the executor sampled a token that nobody asked for"
+    if not result.token_ids:
         return "the executor sampled no token"
-    if len(result.token_ids) > 1 and seq.num_in_flight:
+    if seq.num_in_flight:
         return "the executor gave several tokens while the next was being sampled"
     return None
 
 
-def _advance(roster: Roster, seq: Sequence, planned: ScheduledSeq, result: SeqResult) -> list[RequestUpdate]:
+def _advance(
+    roster: Roster, seq: Sequence, planned: ScheduledSeq, result: SeqResult, updates: list[RequestUpdate]
+) -> None:
     num_computed = planned.start_position + len(planned.token_ids)
     token_ids = result.token_ids
     reason: FinishReason | None = None
@@ -64,42 +74,40 @@ def _advance(roster: Roster, seq: Sequence, planned: ScheduledSeq, result: SeqRe
     seq.num_prompt_logprobs += len(result.prompt_logprobs)
     if seq.children and num_computed >= seq.num_prompt_tokens:
         seq.children = []
-    if not token_ids and reason is None and not result.prompt_logprobs:
-        return []
-    request_id, choice_index = seq.seq_id
-    updates = [
-        RequestUpdate(
-            request_id,
-            k,
-            token_ids,
-            result.logprobs[: len(token_ids)],
-            result.prompt_logprobs,
-            seq.num_cached_tokens or 0,
-            result.embedding,
-            reason,
-            token_ids[-1] if reason is FinishReason.STOP else None,
-        )
-        for k in (choice_index, *seq.forkable_choices)
-    ]
+    if token_ids or reason is not None or result.prompt_logprobs:
+        request_id, choice_index = seq.seq_id
+        for k in (choice_index, *seq.forkable_choices):
+            updates.append(
+                RequestUpdate(
+                    request_id,
+                    k,
+                    token_ids,
+                    result.logprobs[: len(token_ids)],
+                    result.prompt_logprobs,
+                    seq.num_cached_tokens or 0,
+                    result.embedding,
+                    reason,
+                    token_ids[-1] if reason is FinishReason.STOP else None,
+                )
+            )
     if reason is not None:
         roster.end(seq)
-    return updates
 
 
-def _tell_children(roster: Roster, parent: Sequence, planned: ScheduledSeq, result: SeqResult) -> list[RequestUpdate]:
+def _tell_children(
+    roster: Roster, parent: Sequence, planned: ScheduledSeq, result: SeqResult, updates: list[RequestUpdate]
+) -> None:
     """The choices forked off while this step computed the prompt they share have their part in its outcome."""
-    updates: list[RequestUpdate] = []
     if planned.start_position >= parent.num_prompt_tokens - 1:
-        return updates  # the parent's own last prompt token
+        return  # the parent's own last prompt token
     for child in parent.children:
         if child.status is Status.ENDED:
             continue
         if result.error is not None:
-            updates += fail(roster, child, result.error)
+            _fail(roster, child, result.error, updates)
         elif result.prompt_logprobs:
             request_id, choice_index = child.seq_id
             cached = child.num_cached_tokens or 0
             updates.append(
                 RequestUpdate(request_id, choice_index, (), (), result.prompt_logprobs, num_cached_tokens=cached)
             )
-    return updates

@@ -1,4 +1,7 @@
-"""What a step runs and what came of it: the data between scheduler and executor."""
+"""What a step runs and what came of it: the data between scheduler and executor.
+
+What there is one of per sequence and step is a NamedTuple: it is made in a third of the time of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,7 @@ class BlockCopy(NamedTuple):
     target: int
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSeq:
+class ScheduledSeq(NamedTuple):
     """One sequence's share of a step.
 
     Runs the tokens at positions start_position … start_position + num_scheduled_tokens − 1; `token_ids` are
@@ -80,8 +82,7 @@ class SchedulerOutput:
         return sum(len(seq.token_ids) for seq in self.seqs)
 
 
-@dataclass(frozen=True, slots=True)
-class SeqResult:
+class SeqResult(NamedTuple):
     """What a step gave one sequence: 0..k tokens, or an error that ends this sequence alone.
 
     At least one token when it was to sample; several only while no later step names the sequence. After an error the

@@ -121,7 +121,11 @@ class Sequence:
 
     def lacks_one_token(self) -> bool:
         """Whether it is a decode: all is computed but the token sampled last."""
-        return self.num_computed_tokens >= self.num_prompt_tokens and self.num_runnable_tokens() == 1
+        num_computed = self.num_computed_tokens
+        return (
+            self.num_prompt_tokens <= num_computed < self.run_limit
+            and len(self.token_ids) + self.num_pending == num_computed + 1
+        )
 
     def max_cached_tokens(self) -> int:
         """How long a cached prefix may be, so that a token is left to run and all wanted rows are computed."""
@@ -144,7 +148,7 @@ class Sequence:
     def chunk(self, start: int, end: int) -> tuple[int, ...]:
         """The tokens to run; the one being sampled is PENDING_TOKEN."""
         known = tuple(self.token_ids[start:end])
-        return known if len(known) == end - start else (*known, PENDING_TOKEN)
+        return known if end <= len(self.token_ids) else (*known, PENDING_TOKEN)
 
     def record(self) -> GenerationRequest:
         """What the executor needs to know: the request with the outputs so far."""

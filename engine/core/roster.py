@@ -121,7 +121,7 @@ class Roster:
 
     def settle(self, seq: Sequence) -> None:
         """A step that names the sequence has been updated: if it was the last, what departs is gone."""
-        if seq.num_in_flight == 0 and seq in self.departing:
+        if self.departing and seq.num_in_flight == 0 and seq in self.departing:
             self.departing.remove(seq)
             self._let_go(seq)
 

@@ -310,7 +310,7 @@ class Scheduler:
         updates: list[RequestUpdate] = []
         for seq, planned, outcome in zip(step.sequences, output.seqs, result.results, strict=True):
             seq.num_in_flight -= 1
-            updates += absorb(self.roster, seq, planned, outcome)
+            absorb(self.roster, seq, planned, outcome, updates)
         return updates
 
     # --- state -------------------------------------------------------------------------------------------------------

@@ -20,17 +20,27 @@ NUM_OPERATIONS = 2_000
 def random_world(rng: random.Random) -> tuple[KVCapacity, dict[str, Any]]:
     block_size = rng.choice([1, 2, 3, 4])
     windows: list[int | None] = rng.choice([[None], [None], [None, 5], [3], [None, None], [7, None, 2]])
-    groups = tuple(KVGroupCapacity(rng.randint(10, 40), window) for window in windows)
+    longest = 24 // block_size + 1  # blocks; what needs more is refused
+    groups = tuple(KVGroupCapacity(rng.randint(longest, 3 * longest), window) for window in windows)
     options = {
         "budget": rng.choice([1, 3, 8, 20]),
-        "max_num_seqs": rng.choice([1, 2, 4, 8]),
+        "max_num_seqs": rng.choice([1, 3, 6, 9]),
         "max_model_len": rng.choice([20, 40]),
         "depth": rng.choice([1, 2, 2, 3]),
         "prefix_cache": rng.random() < 0.8,
-        "batching": rng.choice(["continuous", "continuous", "static"]),
+        "batching": rng.choice(["continuous", "continuous", "continuous", "static"]),
         "max_prefix_wait_steps": rng.choice([0, 2, 64]),
     }
     return KVCapacity(block_size, groups), options
+
+
+def random_prompt(rng: random.Random) -> list[int]:
+    """Often the beginning of one of two long texts, so that prefixes are shared."""
+    length = rng.choice([1, 2, 3, 5, 8, 9, 12, 16, 21])
+    text = rng.choice([[0] * 21, [1, 1, 0, 1, 0, 0, 0] * 3, None])
+    if text is None:
+        return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+    return text[:length] + [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([0, 0, 1, 2]))]
 
 
 def random_request(rng: random.Random, request_id: int) -> GenerationRequest:
@@ -38,7 +48,7 @@ def random_request(rng: random.Random, request_id: int) -> GenerationRequest:
     embeds = kind < 0.06
     return request(
         request_id,
-        [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 3, 5, 9, 14, 22]))],
+        random_prompt(rng),
         0 if embeds or kind > 0.95 else rng.choice([1, 2, 4, 9, 16]),
         n=rng.choice([1, 1, 1, 2, 3, 8]),
         seed=rng.randrange(3),
@@ -66,7 +76,15 @@ class World:
         self.next_id = 0
 
     def operate(self) -> None:
-        weights = {"add": 4, "submit": 12, "collect": 10, "abort": 1, "abort_choice": 1, "fail": 0.5, "reset": 0.2}
+        weights = {
+            "add": 2,
+            "submit": 12,
+            "collect": 10,
+            "abort": 0.3,
+            "abort_choice": 0.4,
+            "fail": 0.2,
+            "reset": 0.1,
+        }
         [name] = self.rng.choices(list(weights), list(weights.values()))
         self.log.append(name)
         getattr(self, name)()
