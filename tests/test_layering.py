@@ -31,7 +31,7 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("monitoring.metrics", "loadtest"),
     "fastapi": ("server",),
     "tokenizers": ("server.text", "loadtest"),
-    "jinja2": ("server.text",),
+    "jinja2": ("server.text", "loadtest"),
 }
 
 
