@@ -15,6 +15,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     DType.FLOAT32: torch.float32,
     DType.FLOAT16: torch.float16,
     DType.BFLOAT16: torch.bfloat16,
+    DType.INT8: torch.int8,
     DType.INT32: torch.int32,
     DType.INT64: torch.int64,
     DType.UINT64: torch.uint64,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import gguf.quants
 import numpy as np
 import numpy.typing as npt
 import torch
-from gguf.constants import GGMLQuantizationType
 
+from kernels.formats import dequantize
 from kernels.interface import HostWeight
 from kernels.reference.arrays import from_host
 
-_PLAIN_FORMATS = ("F32", "F16", "BF16")
 _DEQUANTIZED_AT_ONCE = 1 << 22  # elements: bounds the float32 copy that packing a large matrix needs
 
 
@@ -50,16 +48,9 @@ def _stack(parts: Sequence[HostWeight], dtype: torch.dtype, device: torch.device
         rows_at_once = max(1, _DEQUANTIZED_AT_ONCE // part.columns)
         for first in range(0, part.rows, rows_at_once):
             last = min(part.rows, first + rows_at_once)
-            stacked[start + first : start + last].copy_(_dequantize(part, first, last))
+            stacked[start + first : start + last].copy_(from_host(dequantize(part, first, last)))
         start += part.rows
     return stacked
-
-
-def _dequantize(part: HostWeight, first: int, last: int) -> torch.Tensor:
-    rows = part.data[first:last]
-    if part.format in _PLAIN_FORMATS:
-        return from_host(rows)
-    return from_host(gguf.quants.dequantize(rows, GGMLQuantizationType[part.format]))
 
 
 def linear(x: torch.Tensor, weight: LinearWeight, out: torch.Tensor) -> None:
