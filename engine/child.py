@@ -18,7 +18,7 @@ from typing import cast
 
 from engine.config import EngineConfig
 from engine.hardware import oom_kills
-from engine.wire import Command, Configure, Event, FrameSplitter, WireError, decode_event, encode
+from engine.wire import DUMP_SIGNAL, Command, Configure, Event, FrameSplitter, WireError, decode_event, encode
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,11 @@ class EngineProcess(asyncio.Protocol):
         """Queue a command; never blocks. Lost without a sound if the engine has gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))
+
+    def dump_stacks(self) -> None:
+        """Let the process write to stderr where it is; takes effect even while it hangs in a kernel."""
+        if not self._exited.is_set():
+            self._process.send_signal(DUMP_SIGNAL)
 
     async def end(self, grace_seconds: float) -> Death:
         """Wait so long for the process to end by itself, then kill it; return when it has been reaped, never

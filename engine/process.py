@@ -9,6 +9,7 @@ offers it, it is killed with its parent; everywhere, it goes when the socket clo
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -31,7 +32,7 @@ from engine.fake_executor import build_fake_executor
 from engine.link import LinkClosed, SocketLink
 from engine.loop import EngineLoop
 from engine.types import EngineInfo, LoadProgress
-from engine.wire import Configure, Fatal, Loading, Ready, WireError
+from engine.wire import DUMP_SIGNAL, Configure, Fatal, Loading, Ready, WireError
 
 logger = logging.getLogger(__name__)
 
@@ -59,35 +60,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.set_inheritable(options.fd, False)
     _prepare_process(options.parent)
     link = SocketLink(socket.socket(fileno=options.fd))
-    try:
-        return _serve(link)
-    except LinkClosed:
-        logger.info("the server has gone")
-        return ExitCode.OK
-    finally:
-        link.flush(_LAST_WORDS_SECONDS)
+    code = _serve(link)
+    link.flush(_LAST_WORDS_SECONDS)
+    return code
 
 
 def _serve(link: SocketLink) -> ExitCode:
-    """Load, say so, run until shut down."""
-    try:
-        executor, loop = _load(link)
-    except (ConfigError, ModelError) as error:
-        link.send(Fatal("config" if isinstance(error, ConfigError) else "model", str(error)))
-        return ExitCode.UNUSABLE
-    except LinkClosed:
-        raise
-    except Exception as error:
-        return _fail(link, error)
-    try:
-        loop.run()
-        return ExitCode.OK
-    except LinkClosed:
-        raise
-    except Exception as error:
-        return _fail(link, error)
-    finally:
-        executor.close()
+    """Load, say so, run until shut down; whatever ends the engine is told before it goes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            executor, loop = _load(link)
+            stack.callback(executor.close)
+            loop.run()
+        except LinkClosed:
+            logger.info("the server has gone")
+        except (ConfigError, ModelError) as error:
+            link.send(Fatal("config" if isinstance(error, ConfigError) else "model", str(error)))
+            return ExitCode.UNUSABLE
+        except Exception as error:
+            logger.critical("the engine cannot go on", exc_info=error)
+            link.send(Fatal("internal", f"{type(error).__name__}: {error}"))
+            return ExitCode.FAILED
+    return ExitCode.OK
 
 
 def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
@@ -129,12 +123,6 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
     )
 
 
-def _fail(link: SocketLink, error: Exception) -> ExitCode:
-    logger.critical("the engine cannot go on", exc_info=error)
-    link.send(Fatal("internal", f"{type(error).__name__}: {error}"))
-    return ExitCode.FAILED
-
-
 def _prepare_process(parent_pid: int) -> None:
     logging.basicConfig(
         stream=sys.stderr,
@@ -142,6 +130,7 @@ def _prepare_process(parent_pid: int) -> None:
         format="%(asctime)s engine[%(process)d] %(levelname)s %(name)s: %(message)s",
     )
     faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -45,6 +45,7 @@ from engine.wire import (
 logger = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 1.0  # from the end of the connection to the end of the process
+_DUMP_SECONDS = 0.2  # for a stuck process to write down where it is
 
 
 class EngineState(StrEnum):
@@ -175,7 +176,7 @@ class Supervisor:
             grace_seconds = self._options.shutdown_seconds if self._loaded else 0.0
             self.send(Shutdown())
         except _EngineLostError:
-            grace_seconds = 0.0 if self._stuck else _EXIT_SECONDS
+            grace_seconds = _DUMP_SECONDS if self._stuck else _EXIT_SECONDS
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -310,6 +311,8 @@ class Supervisor:
         if verdict.stuck is not None:
             logger.error("the engine is stuck: %s", verdict.stuck)
             self._stuck = True
+            if self._engine is not None:
+                self._engine.dump_stacks()
             self._lose()
             return
         if verdict.ping:

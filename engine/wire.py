@@ -8,6 +8,7 @@ save less than one per cent of a core at 400 frames of 64 updates a second.
 
 from __future__ import annotations
 
+import signal
 import struct
 from typing import Literal
 
@@ -19,6 +20,7 @@ from engine.errors import EngineError
 from engine.types import EngineInfo, GenerationRequest, LoadProgress, RequestUpdate, StepStats
 
 MAX_FRAME_BYTES = 1 << 30
+DUMP_SIGNAL = signal.SIGUSR1  # makes the engine write the stacks of its threads to stderr, even while it hangs
 
 _LENGTH = struct.Struct("<I")
 

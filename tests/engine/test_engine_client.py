@@ -18,8 +18,8 @@ import pytest
 import uvloop
 
 from engine.client import EngineClient
-from engine.config import Fault
-from engine.errors import EngineDead, EngineDraining, EngineUnavailable
+from engine.config import EngineConfig, Fault
+from engine.errors import EngineDead, EngineDraining, EngineUnavailable, ModelError
 from engine.supervisor import EngineState
 from engine.types import ErrorKind, FinishReason, LoadProgress, RequestUpdate, SamplingParams, StepStats
 
@@ -179,6 +179,15 @@ async def test_a_failed_start_is_told_and_not_repeated(harness: Any) -> None:
     assert client.counters.restarts == 0
     with pytest.raises(EngineDead):
         client.submit(harness.request(client))
+    await client.close()
+
+
+async def test_a_model_that_cannot_be_served_is_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF and then nothing")
+    client = EngineClient(EngineConfig(str(tmp_path / "broken.gguf"), kernels="torch"))
+    await client.start()
+    with pytest.raises(ModelError, match=r"broken\.gguf"):
+        await client.wait_ready()
     await client.close()
 
 
