@@ -5,8 +5,8 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from typing import Final
 
-from server.text.spelling import Leading
-from server.text.tokenizer import Piece, Tokenizer
+from server.text.spelling import Leading, Piece, spelled
+from server.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
@@ -46,8 +46,7 @@ class Detokenizer:
         the pending bytes will turn out to be no character, else 0."""
         if not self._pending or not (piece := self._piece(token_id)):
             return 0
-        first = piece[:1] if isinstance(piece, bytes) else piece[0].encode()[:1]
-        text, used = utf_8_decode(self._pending + first, "replace", False)
+        text, used = utf_8_decode(self._pending + spelled(piece)[:1], "replace", False)
         return 1 if len(text) == 2 or (text and used == len(self._pending)) else 0
 
     def flush(self) -> str:
@@ -62,9 +61,9 @@ class Detokenizer:
     def _join(self, piece: Piece) -> str:
         if not piece:
             return ""
-        spelled = self._pending + (piece if isinstance(piece, bytes) else piece.encode())
-        text, used = utf_8_decode(spelled, "replace", False)
-        self._pending = spelled[used:]
+        known = self._pending + spelled(piece)
+        text, used = utf_8_decode(known, "replace", False)
+        self._pending = known[used:]
         return text
 
     def _push_first(self, token_id: int, piece: Piece) -> str:
@@ -72,7 +71,7 @@ class Detokenizer:
             return ""
         if self._leading is Leading.MARKS:
             self._leading = Leading.NOTHING
-            return self._join(self._tokenizer.first_token_bytes(token_id))
+            return self._join(self._tokenizer.first_piece(token_id))
         text = self._join(piece)
         if text:
             self._leading = Leading.NOTHING

@@ -16,6 +16,7 @@ from tokenizers.decoders import ByteLevel
 
 from engine.errors import ModelError
 from engine.models.gguf_file import GGUFFile
+from server.text.library import library_errors
 from server.text.pretokenizers import RULES
 from server.text.sentencepiece_bpe import build_sentencepiece
 from server.text.special_tokens import END_TEXTS
@@ -65,9 +66,10 @@ class _Vocabulary:
         types: list[int] = self.file.numbers(f"{_KEY}token_type").tolist()
         if len(types) != len(self.tokens):
             raise ModelError(f"{self.file.path}: {len(self.tokens)} tokens, but {len(types)} token types")
-        for text in END_TEXTS:  # converters have marked these as ordinary added tokens
-            if text.startswith("<|") and types[self.ids.get(text, 0)] == TokenType.USER_DEFINED:
-                types[self.ids.get(text, 0)] = TokenType.CONTROL
+        for text in END_TEXTS:  # converters have marked some of these as ordinary added tokens
+            token_id = self.ids.get(text)
+            if token_id is not None and text.startswith("<|") and types[token_id] == TokenType.USER_DEFINED:
+                types[token_id] = TokenType.CONTROL
         return types
 
     def token_id(self, key: str) -> int | None:
@@ -86,7 +88,7 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
     contradicts itself."""
     kind = file.require(f"{_KEY}model", str)
     vocabulary = _Vocabulary(file)
-    try:
+    with library_errors(ModelError, f"{file.path}: the tokenizer cannot be built"):
         if kind == "gpt2":
             backend, adds_bos = _byte_level(vocabulary)
         elif kind == "llama":
@@ -95,10 +97,6 @@ def tokenizer_from_gguf(file: GGUFFile) -> Tokenizer:
             raise ModelError(f"{file.path}: the tokenizer model {kind!r} is not supported (known: gpt2, llama)")
         _add_tokens(backend, vocabulary)
         return _tokenizer(backend, vocabulary, adds_bos)
-    except ModelError:
-        raise
-    except Exception as error:  # the tokenizers library raises nothing narrower
-        raise ModelError(f"{file.path}: the tokenizer cannot be built: {error}") from error
 
 
 def _byte_level(vocabulary: _Vocabulary) -> tuple[Backend, bool]:

@@ -11,13 +11,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from engine.errors import ModelError
-from server.text.spelling import UnknownDecoder
+from server.text.library import library_errors
 from server.text.tokenizer import Tokenizer
 
 _MIB: Final = 1 << 20
 _MAX_TOKENIZER_BYTES: Final = 128 * _MIB  # the largest in use have about 35 MiB
 _MAX_CONFIG_BYTES: Final = 16 * _MIB
 _MAX_TEMPLATE_BYTES: Final = 2 * _MIB
+SAMPLING_FIELDS: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _NAMED_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -35,21 +36,14 @@ class TokenizerFolder:
 
     def tokenizer(self) -> Tokenizer:
         path = self._folder / "tokenizer.json"
-        try:
+        with library_errors(ModelError, f"{path}: no valid tokenizer"):
             backend = Backend.from_str(self._text(path.name, _MAX_TOKENIZER_BYTES))
-        except ModelError:
-            raise
-        except Exception as error:  # the tokenizers library raises nothing narrower
-            raise ModelError(f"{path}: no valid tokenizer: {error}") from error
-        self._add_configured_tokens(backend)
-        try:
+            self._add_configured_tokens(backend)
             return Tokenizer(
                 backend,
                 bos_token_id=self._named_id(backend, "bos_token"),
                 eos_token_ids=self._eos_token_ids(backend),
             )
-        except UnknownDecoder as error:
-            raise ModelError(f"{path}: {error}") from error
 
     def special_texts(self) -> dict[str, str]:
         """The named special tokens (bos_token, eos_token, …) that the tokenizer's configuration sets."""
@@ -63,7 +57,8 @@ class TokenizerFolder:
         if isinstance(configured, str):
             templates["default"] = configured
         elif isinstance(configured, list):
-            templates = {str(entry["name"]): str(entry["template"]) for entry in configured}
+            with library_errors(ModelError, f"{self._folder / 'tokenizer_config.json'}: no list of chat templates"):
+                templates = {str(entry["name"]): str(entry["template"]) for entry in configured}
         if (self._folder / "chat_template.jinja").exists():
             templates["default"] = self._text("chat_template.jinja", _MAX_TEMPLATE_BYTES)
         for path in sorted((self._folder / "additional_chat_templates").glob("*.jinja")):
@@ -71,12 +66,9 @@ class TokenizerFolder:
         return templates
 
     def sampling_defaults(self) -> dict[str, float]:
-        """The numbers of generation_config.json, by their names there."""
-        return {
-            key: float(value)
-            for key, value in self._generation_config.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
+        """What generation_config.json recommends for the fields in SAMPLING_FIELDS."""
+        found = {key: self._generation_config.get(key) for key in SAMPLING_FIELDS}
+        return {key: float(value) for key, value in found.items() if isinstance(value, (int, float))}
 
     # Files
 

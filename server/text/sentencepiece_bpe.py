@@ -58,9 +58,10 @@ def _merges(tokens: Sequence[str], mergeable: Sequence[int]) -> list[tuple[str, 
     merges: list[tuple[str, str]] = []
     for token_id in mergeable:
         token = tokens[token_id]
-        pairs = [
-            (token[:cut], token[cut:]) for cut in range(1, len(token)) if token[:cut] in ids and token[cut:] in ids
-        ]
+        pairs = []
+        for cut in range(1, len(token)):
+            if (left := token[:cut]) in ids and (right := token[cut:]) in ids:
+                pairs.append((left, right))
         if len(pairs) > 1:
             pairs.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         merges += pairs

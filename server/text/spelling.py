@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Piece = str | bytes
+"""A token's text where its bytes are whole UTF-8 characters, else its bytes."""
+
+_byte_token: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>").fullmatch
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -39,7 +42,7 @@ class UnknownDecoder(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The bytes of each token, from the serialised state of a `tokenizers` decoder."""
+    """The piece of each token, from the serialised state of a `tokenizers` decoder."""
 
     byte_level: bool
     byte_fallback: bool
@@ -78,21 +81,33 @@ class Spelling:
                 return None, Leading.ONE_SPACE
         raise UnknownDecoder(f"the decoder {' + '.join(kinds) or 'of no steps'} is not supported")
 
-    def token_bytes(self, token: str) -> bytes:
-        """The bytes of a token, wherever it stands but first."""
+    def piece(self, token: str) -> Piece:
+        """What a token stands for, wherever it stands but first."""
         if self.byte_level:
             if _in_alphabet(token) is not None:
-                return token.translate(_BYTES_OF_ALPHABET).encode("latin-1")
-            return token.encode()
+                return _whole(token.translate(_BYTES_OF_ALPHABET).encode("latin-1"))
+            return token
         for old, new in self.replacements:
             token = token.replace(old, new)
-        if self.byte_fallback and (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
-            return bytes.fromhex(byte[1])
-        return token.encode()
+        if self.byte_fallback and (byte := _byte_token(token)) is not None:
+            return _whole(bytes.fromhex(byte[1]))
+        return token
 
-    def first_token_bytes(self, token: str) -> bytes:
-        """The bytes of a token that starts a text, apart from Leading.ONE_SPACE, which is the text's affair."""
-        return self.token_bytes(token.replace(self.mark, "") if self.leading is Leading.MARKS else token)
+    def first_piece(self, token: str) -> Piece:
+        """What a token stands for that starts a text, apart from Leading.ONE_SPACE, which is the text's affair."""
+        return self.piece(token.replace(self.mark, "") if self.leading is Leading.MARKS else token)
+
+
+def spelled(piece: Piece) -> bytes:
+    """A piece's bytes."""
+    return piece if isinstance(piece, bytes) else piece.encode()
+
+
+def _whole(spelled: bytes) -> Piece:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return spelled
 
 
 _ALPHABET: Final = byte_alphabet()

@@ -9,11 +9,9 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as Backend
 
+from server.text.library import is_panic
 from server.text.special_tokens import FillTokens, end_token_ids, fill_tokens
-from server.text.spelling import Leading, Spelling
-
-Piece = str | bytes
-"""A token's text where its bytes are whole UTF-8 characters, else its bytes."""
+from server.text.spelling import Leading, Piece, Spelling, spelled
 
 
 class Tokenizer:
@@ -36,15 +34,19 @@ class Tokenizer:
         """`eos_token_ids`: those that the model's files list; well-known end-of-turn tokens are added here.
         `prefix_ids`, `suffix_ids`: what surrounds a text; None = as the backend's post-processor does it.
         `blank_ids`: tokens that stand for nothing (padding of the vocabulary). The backend is the tokenizer's own
-        from here on."""
+        from here on.
+
+        Attributes of every instance: `pieces` [vocab_size], the piece of every id, "" where there is no token, and
+        `pieces_without_special`, the same with "" for special tokens."""
         backend.no_truncation()
         backend.no_padding()
         self._backend: Final = backend
         self._special_ids: Final = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        self._blank_ids: Final = frozenset(blank_ids)
         self._spelling: Final = Spelling.of_decoder(_decoder_state(backend))
+        self.pieces: Final = _pieces(backend, self._spelling, frozenset(blank_ids))
+        self.pieces_without_special: Final = _without(self.pieces, self._special_ids)
         around = _surroundings(backend)
         self.prefix_ids: Final = around[0] if prefix_ids is None else tuple(prefix_ids)
         self.suffix_ids: Final = around[1] if suffix_ids is None else tuple(suffix_ids)
@@ -69,7 +71,8 @@ class Tokenizer:
 
         `add_special_tokens` puts the tokenizer's prefix (usually BOS) before it, unless the text already begins
         with that, and its suffix, if any, after it. Without `parse_special`, control tokens that stand in the text
-        are plain text. Raises ValueError if the text holds half of a surrogate pair.
+        are plain text. Raises ValueError if the text is no Unicode (half of a surrogate pair), or if it has millions
+        of equal characters in a row, which the splitting patterns give up on.
         """
         return self.encode_batch([text], add_special_tokens, parse_special)[0]
 
@@ -83,6 +86,10 @@ class Tokenizer:
             encodings = backend.encode_batch_fast(list(texts), add_special_tokens=False)
         except (TypeError, UnicodeEncodeError):
             raise ValueError("the text holds half of a surrogate pair, which is no valid Unicode") from None
+        except BaseException as error:
+            if is_panic(error):
+                raise ValueError(f"the text cannot be split into tokens: {error}") from error
+            raise
         batch = [encoding.ids for encoding in encodings]
         return [self._surround(ids) for ids in batch] if add_special_tokens else batch
 
@@ -118,27 +125,9 @@ class Tokenizer:
         kept = [i for i in token_ids if 0 <= i < self.vocab_size and i not in skipped]
         if not kept:
             return ""
-        spelled = self.first_token_bytes(kept[0]) + b"".join(map(self.token_bytes, kept[1:]))
-        text = spelled.decode("utf-8", "replace")
+        whole = spelled(self.first_piece(kept[0])) + b"".join(map(self.token_bytes, kept[1:]))
+        text = whole.decode("utf-8", "replace")
         return text[1:] if self.leading is Leading.ONE_SPACE and text.startswith(" ") else text
-
-    @cached_property
-    def pieces(self) -> Sequence[Piece]:
-        """The piece of every id [vocab_size]; "" where there is no token."""
-        tokens = self._backend.get_vocab(with_added_tokens=True)
-        table: list[Piece] = [""] * (max(tokens.values(), default=-1) + 1)
-        for token, token_id in tokens.items():
-            if token_id not in self._blank_ids:
-                table[token_id] = _piece(self._spelling.token_bytes(token))
-        return table
-
-    @cached_property
-    def pieces_without_special(self) -> Sequence[Piece]:
-        """`pieces` with "" for special tokens."""
-        table = list(self.pieces)
-        for token_id in self._special_ids:
-            table[token_id] = ""
-        return table
 
     @property
     def leading(self) -> Leading:
@@ -150,13 +139,12 @@ class Tokenizer:
         character. b"" for ids without a token."""
         if not 0 <= token_id < len(self.pieces):
             return b""
-        piece = self.pieces[token_id]
-        return piece if isinstance(piece, bytes) else piece.encode()
+        return spelled(self.pieces[token_id])
 
-    def first_token_bytes(self, token_id: int) -> bytes:
-        """`token_bytes` of a token that starts a text."""
+    def first_piece(self, token_id: int) -> Piece:
+        """The piece of a token that starts a text."""
         token = self._backend.id_to_token(token_id)
-        return b"" if token is None else self._spelling.first_token_bytes(token)
+        return "" if token is None else self._spelling.first_piece(token)
 
     def token_text(self, token_id: int) -> str:
         """A token as text for people; bytes that are no whole characters as escapes: \\xf0\\x9f."""
@@ -184,11 +172,20 @@ class Tokenizer:
         return self._backend.to_str().encode()
 
 
-def _piece(spelled: bytes) -> Piece:
-    try:
-        return spelled.decode()
-    except UnicodeDecodeError:
-        return spelled
+def _pieces(backend: Backend, spelling: Spelling, blank_ids: frozenset[int]) -> Sequence[Piece]:
+    tokens = backend.get_vocab(with_added_tokens=True)
+    table: list[Piece] = [""] * (max(tokens.values(), default=-1) + 1)
+    for token, token_id in tokens.items():
+        if token_id not in blank_ids:
+            table[token_id] = spelling.piece(token)
+    return table
+
+
+def _without(pieces: Sequence[Piece], token_ids: frozenset[int]) -> Sequence[Piece]:
+    table = list(pieces)
+    for token_id in token_ids:
+        table[token_id] = ""
+    return table
 
 
 def _decoder_state(backend: Backend) -> dict[str, Any]:

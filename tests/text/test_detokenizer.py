@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from server.text.detokenizer import Detokenizer
-from server.text.spelling import Spelling, UnknownDecoder, byte_alphabet
+from server.text.spelling import Spelling, UnknownDecoder, byte_alphabet, spelled
 from server.text.tokenizer import Tokenizer
 
 _IDS = st.lists(st.integers(min_value=0, max_value=1000), max_size=40)
@@ -190,8 +190,8 @@ def test_the_byte_alphabet_is_the_librarys() -> None:
     state = json.loads(decoders.ByteLevel().__getstate__())
     spelling = Spelling.of_decoder(state)
     for character, byte in alphabet.items():
-        assert spelling.token_bytes(character) == bytes([byte])
+        assert spelled(spelling.piece(character)) == bytes([byte])
     text = "naïve 😀\n\t"
-    spelled = "".join(character for byte in text.encode() for character, b in alphabet.items() if b == byte)
+    word = "".join(character for byte in text.encode() for character, b in alphabet.items() if b == byte)
     assert Backend(models.BPE()).decoder is None
-    assert decoders.ByteLevel().decode([spelled]) == text == spelling.token_bytes(spelled).decode()
+    assert decoders.ByteLevel().decode([word]) == text == spelling.piece(word)
