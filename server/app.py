@@ -50,7 +50,6 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
         title="Octavo",
         version=version(),
         description="An OpenAI-compatible LLM server.",
-        root_path=settings.root_path,
         redirect_slashes=False,
         lifespan=_lifespan(server, load, on_failure),
     )
@@ -59,6 +58,7 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
         app.include_router(routes)
     app.add_middleware(
         Door,
+        root_path=settings.root_path,
         keys=server.keys,
         max_body_bytes=int(settings.max_body_bytes),
         respond=error_response,

@@ -47,6 +47,7 @@ class Door:
     """ASGI middleware. `observe(method, route, status, seconds)` is told of each answered request."""
 
     app: ASGIApp
+    root_path: str  # a prefix that a proxy in front may strip or not
     keys: KeyRing
     max_body_bytes: int
     respond: Callable[[str, Exception], Response]  # of a path and what went wrong there
@@ -58,6 +59,7 @@ class Door:
             await self.app(scope, receive, send)
             return
         call = Call(_request_id(scope))
+        scope["root_path"] = self.root_path
         scope.setdefault("state", {})["call"] = call
 
         async def send_marked(message: Message) -> None:

@@ -154,6 +154,7 @@ class Work:
         """The model, for a request that passed all checks that need no tokens."""
         model = self.server.model_named(self.job.model_name)
         note_unknown_fields(self.job.body, self.call, strict=self.server.settings.strict_fields)
+        self._note_limits()
         with self.server.admission.enter(self.call.key, self.job.num_choices()):
             self._note_limits()
             yield model
