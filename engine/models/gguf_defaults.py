@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from engine.errors import ModelError
 from engine.models.architecture import WeightNames
 from engine.models.config import LayerConfig, ModelConfig, MoEConfig
+from engine.models.config_check import layer_count
 from engine.models.gguf_file import GGUFFile
 from engine.models.hf_rope import longrope_attention_factor
 from engine.models.rope import (
@@ -103,7 +104,7 @@ def from_gguf(gguf: GGUFFile, rotated: bool = True, windowed: Callable[[int], bo
 def _windows(keys: GGUFKeys, windowed: Callable[[int], bool] | None) -> list[int | None]:
     """The window of each layer. The file's pattern is a list with an entry per layer, or a number n: every n-th layer
     does not slide."""
-    count = keys.require("block_count", int)
+    count = layer_count(keys.require("block_count", int), keys.gguf.path)
     window = keys.get("attention.sliding_window", int, 0) or None
     slides = [windowed is None or windowed(layer) for layer in range(count)]
     key = f"{keys.architecture}.attention.sliding_window_pattern"

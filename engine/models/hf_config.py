@@ -69,6 +69,11 @@ class HFConfig:
         entries = HFConfig(self.path, {f"{key}[{i}]": value for i, value in enumerate(values)})
         return tuple(entries.require(entry, kind) for entry in entries.values)
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers of any length; empty where it is absent."""
+        values = self.values.get(key)
+        return self.list_of(key, int, len(values) if isinstance(values, list) else 0) or ()
+
     def section(self, key: str) -> HFConfig | None:
         """A nested object, or None where it is absent."""
         value = self.values.get(key)

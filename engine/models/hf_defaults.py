@@ -11,6 +11,7 @@ from typing import Final
 from engine.errors import ModelError
 from engine.models.architecture import WeightNames
 from engine.models.config import LayerConfig, ModelConfig
+from engine.models.config_check import layer_count
 from engine.models.hf_config import HFConfig
 from engine.models.hf_rope import context_from_hf, rope_from_hf
 from kernels.interface import Activation
@@ -79,7 +80,7 @@ def activation(hf: HFConfig, name: str) -> Activation:
 
 
 def _layers_from_hf(hf: HFConfig, head_dim: int, windowed: Callable[[int], bool] | None) -> tuple[LayerConfig, ...]:
-    count = hf.require("num_hidden_layers", int)
+    count = layer_count(hf.require("num_hidden_layers", int), hf.path)
     window = hf.optional("sliding_window", int) if hf.get("use_sliding_window", bool, True) else None
     types = hf.list_of("layer_types", str, count)
     if types is None:

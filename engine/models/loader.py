@@ -6,10 +6,10 @@ decoder = load_model(files, kernels, …)      # reads the weights
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from engine.errors import ModelError
 from engine.models.architecture import WeightNames
 from engine.models.checkpoint import Checkpoint, DummyWeights, Progress, Weights
 from engine.models.config import ModelConfig
+from engine.models.config_check import first_problem
 from engine.models.decoder import Decoder
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_source import GGUFSource
@@ -30,6 +31,7 @@ from kernels.interface import Array, HostWeight, KernelSet
 
 CONFIG_FILE: Final = "config.json"
 LoadFormat = Literal["auto", "dummy"]
+_Fields = TypeVar("_Fields", HFConfig, GGUFFile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +109,7 @@ def _open_folder(folder: Path, load_format: LoadFormat) -> OpenedModel:
     family = find_hf(hf)
     if family.config_from_hf is None or family.hf_names is None:
         raise ModelError(f"{folder}: {family.name} is known from GGUF files only")
-    config = family.config_from_hf(hf)
-    _check_config(config, hf.path)
+    config = _configure(family.config_from_hf, hf, hf.path)
     source = SafetensorsSource(folder) if load_format == "auto" else None
     return OpenedModel(folder, family.name, config, family.hf_names, source)
 
@@ -118,10 +119,21 @@ def _open_gguf(path: Path, load_format: LoadFormat) -> OpenedModel:
     family = find_gguf(gguf)
     if family.config_from_gguf is None or family.gguf_names is None:
         raise ModelError(f"{path}: {family.name} is known from folders in Hugging Face layout only")
-    config = family.config_from_gguf(gguf)
-    _check_config(config, path)
+    config = _configure(family.config_from_gguf, gguf, path)
     source = GGUFSource(gguf) if load_format == "auto" else None
     return OpenedModel(path, family.name, config, family.gguf_names, source)
+
+
+def _configure(mapping: Callable[[_Fields], ModelConfig], fields: _Fields, path: Path) -> ModelConfig:
+    """The family's reading of a file, checked. Nonsense in the file can trip a mapping up anywhere."""
+    try:
+        config = mapping(fields)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"{path}: the configuration makes no sense: {error!r}") from error
+    problem = first_problem(config)
+    if problem is not None:
+        raise ModelError(f"{path}: {problem}")
+    return config
 
 
 def _refuse_quantised(folder: Path, hf: HFConfig) -> None:
@@ -135,31 +147,3 @@ def _refuse_quantised(folder: Path, hf: HFConfig) -> None:
     for name in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
         if (folder / name).exists():
             raise ModelError(f"{folder / name}: the weights were quantised by another tool, {advice}")
-
-
-def _check_config(config: ModelConfig, path: Path) -> None:
-    """Sizes that no model can have would fail later with messages that nobody understands."""
-    moe = config.moe
-    rules = {
-        "the vocabulary is empty": config.vocab_size < 1,
-        "there are no layers": not config.layers,
-        f"the hidden size is {config.hidden_size}": config.hidden_size < 1,
-        f"the context is {config.context_length}": config.context_length < 1,
-        f"heads have {config.head_dim} dimensions": config.head_dim < 1,
-        f"{config.num_heads} heads cannot share {config.num_kv_heads} KV heads": (
-            config.num_kv_heads < 1 or config.num_heads < 1 or config.num_heads % config.num_kv_heads != 0
-        ),
-        "RoPE turns more dimensions than a head has": any(
-            layer.rope is not None and layer.rope.rotary_dim > config.head_dim for layer in config.layers
-        ),
-        "a window is smaller than 1": any(layer.window is not None and layer.window < 1 for layer in config.layers),
-        "dense layers have no size": config.intermediate_size < 1 and not all(layer.sparse for layer in config.layers),
-        "sparse layers have no experts": moe is None and any(layer.sparse for layer in config.layers),
-        "experts have no size": moe is not None and (moe.num_experts < 1 or moe.intermediate_size < 1),
-        "a token takes more experts than there are, or none": (
-            moe is not None and not 1 <= moe.num_experts_per_token <= moe.num_experts
-        ),
-    }
-    for reason, broken in rules.items():
-        if broken:
-            raise ModelError(f"{path}: {reason}")

@@ -8,6 +8,7 @@ from typing import Final
 from engine.errors import ModelError
 from engine.models.architecture import Architecture, WeightNames
 from engine.models.config import LayerConfig, ModelConfig, NormKind
+from engine.models.config_check import layer_count
 from engine.models.gguf_defaults import GGUF_NAMES, GGUFKeys, from_gguf
 from engine.models.gguf_file import GGUFFile
 from engine.models.hf_config import HFConfig
@@ -44,7 +45,7 @@ def _from_hf(hf: HFConfig) -> ModelConfig:
         num_kv_heads=num_heads,
         head_dim=head_dim,
         context_length=hf.require("n_positions", int),
-        layers=(LayerConfig(rope=None),) * hf.require("n_layer", int),
+        layers=(LayerConfig(rope=None),) * layer_count(hf.require("n_layer", int), hf.path),
         norm_eps=hf.get("layer_norm_epsilon", float, 1e-5),
         tied_head=hf.get("tie_word_embeddings", bool, True),
         attention_scale=head_dim**-0.5,

@@ -29,7 +29,7 @@ HF_NAMES_MOE: Final = HF_NAMES.with_stems(_STEMS)
 
 def with_experts(hf: HFConfig, config: ModelConfig, moe: MoEConfig) -> ModelConfig:
     step = hf.get("decoder_sparse_step", int, 1)
-    dense = hf.values.get("mlp_only_layers") or ()
+    dense = hf.integers("mlp_only_layers")
     layers = (
         replace(layer, sparse=index not in dense and (index + 1) % step == 0)
         for index, layer in enumerate(config.layers)
