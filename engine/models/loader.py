@@ -115,13 +115,12 @@ def _open_folder(folder: Path, load_format: LoadFormat) -> OpenedModel:
 
 
 def _open_gguf(path: Path, load_format: LoadFormat) -> OpenedModel:
-    gguf = GGUFFile.open(path)
+    gguf, source = GGUFSource.open(path)
     family = find_gguf(gguf)
     if family.config_from_gguf is None or family.gguf_names is None:
         raise ModelError(f"{path}: {family.name} is known from folders in Hugging Face layout only")
     config = _configure(family.config_from_gguf, gguf, path)
-    source = GGUFSource(gguf) if load_format == "auto" else None
-    return OpenedModel(path, family.name, config, family.gguf_names, source)
+    return OpenedModel(path, family.name, config, family.gguf_names, source if load_format == "auto" else None)
 
 
 def _configure(mapping: Callable[[_Fields], ModelConfig], fields: _Fields, path: Path) -> ModelConfig:

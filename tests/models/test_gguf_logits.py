@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
+from engine.errors import ModelError
 from engine.models.loader import load_model, open_model
 from kernels.interface import KernelSet
 from tests.models.cases import FAMILIES, SCALINGS
@@ -40,6 +42,35 @@ def test_quantised_weights_equal_transformers_on_the_dequantised(
     path = write_gguf(model, tmp_path / "model.gguf", quantization)
     _round_weights(model, GGMLQuantizationType[quantization])
     _assert_same_logits(tiny, model, path, kernels)
+
+
+def test_a_file_in_parts(kernels: KernelSet, tmp_path: Path) -> None:
+    tiny = TinyModel("parts", "llama", WIDE)
+    model = tiny.build()
+    write_gguf(model, tmp_path / "model.gguf", tensors_per_part=8)
+    parts = sorted(tmp_path.glob("model-*.gguf"))
+    assert [path.name for path in parts] == [f"model-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    _assert_same_logits(tiny, model, parts[0], kernels)
+    with pytest.raises(ModelError, match=r"00002-of-00003.*give the first"):
+        open_model(parts[1])
+    parts[2].unlink()
+    with pytest.raises(ModelError, match=r"00003-of-00003\.gguf: no such file"):
+        open_model(parts[0])
+
+
+def test_rows_may_stay_in_pairs_if_the_rotation_is_told(kernels: KernelSet, tmp_path: Path) -> None:
+    tiny = TinyModel("pairs", "llama", WIDE)
+    model = tiny.build()
+    opened = open_model(write_gguf(model, tmp_path / "model.gguf"))
+    layers = tuple(
+        replace(layer, rope=replace(layer.rope, interleaved=True)) for layer in opened.config.layers if layer.rope
+    )
+    in_pairs = replace(
+        opened, config=replace(opened.config, layers=layers), names=replace(opened.names, interleaved_rope=False)
+    )
+    decoder = load_model(in_pairs, kernels, PROMPT_LENGTH, PROMPT_LENGTH)
+    actual = Driver(decoder, kernels).run(0, tiny.prompt)
+    np.testing.assert_allclose(actual, reference_logits(model, tiny.prompt), rtol=0, atol=TOLERANCE)
 
 
 def _round_weights(model: PreTrainedModel, kind: GGMLQuantizationType) -> None:

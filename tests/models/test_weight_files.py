@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from safetensors.numpy import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
-from engine.models.gguf_source import _NOT_SERVED
+from engine.models.gguf_source import NOT_SERVED
 from engine.models.loader import load_model, open_model
 from engine.models.safetensors_source import SafetensorsSource
 from kernels.interface import KernelSet
@@ -164,7 +164,7 @@ def test_dummy_weights_need_only_the_configuration(load_path: str, kernels: Kern
 def test_every_gguf_type_is_served_or_refused_by_name() -> None:
     for kind in GGMLQuantizationType:
         block = np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8)
-        if kind.name in _NOT_SERVED:
+        if kind.name in NOT_SERVED:
             with pytest.raises(NotImplementedError):
                 dequantize(block, kind)
         else:

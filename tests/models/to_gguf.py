@@ -37,10 +37,10 @@ _OFFSET_NORMS = ("gemma2", "gemma3")
 Floats = npt.NDArray[np.float32]
 
 
-def write_gguf(model: PreTrainedModel, path: Path, quantization: str = "F32") -> Path:
+def write_gguf(model: PreTrainedModel, path: Path, quantization: str = "F32", tensors_per_part: int = 0) -> Path:
     """Linear weights and tables whose rows fit the type are quantised to it, the rest stays F32."""
     architecture = _ARCHITECTURES[model.config.model_type]
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     _write_keys(writer, model.config)
     tensors = dict(_tensors(model, architecture)) | dict(_rope_tensors(model.config, architecture))
     for name, data in tensors.items():
