@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from loadtest.report import RunReport
-from loadtest.summary import Distribution, Interference, Latencies
+from loadtest.summary import Distribution, Interference
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,14 @@ class Measure:
     scale: float = 1.0
 
     def shown(self, value: float) -> str:
-        """The value in the shown unit, to about three digits."""
-        value *= self.scale
-        digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-        return f"{value:,.{digits}f}"
+        """The value in the shown unit."""
+        return three_digits(value * self.scale)
+
+
+def three_digits(value: float) -> str:
+    """About three digits, never an exponent."""
+    digits = 0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2
+    return f"{value:,.{digits}f}"
 
 
 def _latency(part: str, statistic: str) -> Callable[[RunReport], float | None]:
@@ -62,10 +66,12 @@ def _max(found: Distribution | None) -> float | None:
     return None if found is None else found.max
 
 
-_LATENCIES = tuple(
+_SHOWN = {"ttft": ("p50", "p99"), "gap": ("p50", "p99", "max"), "tpot": ("p50",), "e2e": ("mean", "p50", "p99")}
+
+LATENCY_MEASURES = tuple(
     Measure(f"{part} {statistic}", "ms", False, _latency(part, statistic), 1e3)
-    for part in Latencies.__struct_fields__
-    for statistic in ("mean", "p50", "p99", "max")
+    for part, statistics in _SHOWN.items()
+    for statistic in statistics
 )
 
 MEASURES: tuple[Measure, ...] = (
@@ -74,7 +80,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure("total tok/s", "tok/s", True, lambda r: r.summary.total_tokens_per_second),
     Measure("decode tok/s of a stream", "tok/s", True, lambda r: _median(r.summary.decode_tokens_per_second)),
     Measure("prefill tok/s of a request", "tok/s", True, lambda r: _median(r.summary.prefill_tokens_per_second)),
-    *_LATENCIES,
+    *LATENCY_MEASURES,
     Measure("goodput", "1/s", True, _goodput),
     Measure("prompt tokens from cache", "%", True, _cached_share, 100.0),
     Measure("gap p50 before intrusion", "ms", False, _interference(lambda i: _median(i.gap_before)), 1e3),

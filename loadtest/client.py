@@ -84,12 +84,13 @@ class Client:
 
     async def _exchange(self, data: bytes, receiver: Receiver, pause_seconds: float) -> None:
         while True:
-            connection = self._idle.pop() if self._idle else await self._connect()
+            reused = bool(self._idle)
+            connection = self._idle.pop() if reused else await self._connect()
             try:
                 await connection.exchange(data, receiver, pause_seconds)
             except ConnectionLost as error:
                 # the server may close an idle connection just as we use it: that says nothing about the request
-                if error.untouched and connection.num_exchanges > 1:
+                if error.untouched and reused:
                     continue
                 raise
             if connection.reusable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import httptools
 
@@ -44,9 +44,8 @@ class Connection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._complete: asyncio.Future[None] | None = None
         self._touched = False
-        self._framed = False  # the body's end is marked by a length or by chunks, not by the connection's end
+        self._ends_with_connection = False  # the body has neither a length nor chunks
         self.reusable = True
-        self.num_exchanges = 0
 
     async def exchange(self, request: bytes, receiver: Receiver, pause_seconds: float = 0.0) -> None:
         """Sends `request` and returns when the response is complete or the receiver has left.
@@ -58,8 +57,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionLost("closed while idle", untouched=True)
         self._parser = httptools.HttpResponseParser(self)
         self._headers, self._receiver, self._pause_seconds = {}, receiver, pause_seconds
-        self._touched = self._framed = False
-        self.num_exchanges += 1
+        self._touched = self._ends_with_connection = False
         self._complete = asyncio.get_running_loop().create_future()
         self._transport.write(request)
         try:
@@ -79,8 +77,7 @@ class Connection(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         self._now = self._clock()
@@ -99,8 +96,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.reusable = False
-        if self._complete is not None and not self._complete.done() and self._headers and not self._framed:
-            self._complete.set_result(None)  # a body that ends with the connection
+        if self._ends_with_connection:
+            self._finish()
         else:
             self._fail(str(exc) if exc else "connection closed by the server")
 
@@ -112,7 +109,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         assert self._receiver is not None
-        self._framed = not {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
+        self._ends_with_connection = {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
         self._receiver.on_head(self._parser.get_status_code(), self._headers)
 
     def on_body(self, body: bytes) -> None:

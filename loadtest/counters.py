@@ -21,6 +21,9 @@ class TokenCounter(Protocol):
     def count(self, text: str) -> int:
         """Tokens of `text`."""
 
+    def close(self) -> None:
+        """Lets go of connections; nothing is counted afterwards."""
+
 
 class WordCounter:
     """One word, one token: close to true for the bundled words in most vocabularies, exact in none."""
@@ -29,6 +32,9 @@ class WordCounter:
 
     def count(self, text: str) -> int:
         return len(text.split())
+
+    def close(self) -> None:
+        return None
 
 
 class FileCounter:
@@ -44,6 +50,9 @@ class FileCounter:
     def count(self, text: str) -> int:
         return len(self._tokenizer.encode(text).ids)
 
+    def close(self) -> None:
+        return None
+
 
 class ServerCounter:
     """Counts with the server's own /tokenize (vLLM's, SGLang's, llama.cpp's and Octavo's shapes).
@@ -57,7 +66,11 @@ class ServerCounter:
         self._url = f"{base_url.rstrip('/')}/tokenize"
         self._client = httpx.Client(headers=headers, timeout=30.0, trust_env=False)
         self._model = model
-        self.count("word")
+        try:
+            self.count("word")
+        except BenchError:
+            self.close()
+            raise
 
     def count(self, text: str) -> int:
         # "content" is llama.cpp's name of the field, "prompt" everyone else's; each ignores the other's
@@ -70,6 +83,9 @@ class ServerCounter:
             return len(response.json()["tokens"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
             raise BenchError(f"{self._url} does not count tokens: {error}") from error
+
+    def close(self) -> None:
+        self._client.close()
 
 
 def make_counter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from loadtest.compare import verdicts
@@ -14,6 +14,8 @@ from loadtest.progress import Progress
 from loadtest.report import CompareReport, RunReport, now
 from loadtest.run import Options, Plan, Server, run_plan
 from loadtest.target import Target
+
+PlanOf = Callable[[int, int, Server], Awaitable[Plan]]  # (number of the workload, seed, server whose turn it is)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Interleaving:
 
 
 class Comparison:
-    """Runs all turns. `plan_of(workload index, seed)` gives the plan that all servers get in one repetition."""
+    """Runs all turns. `make_target` checks and resolves the URL of a server."""
 
     def __init__(
         self,
@@ -49,8 +51,9 @@ class Comparison:
         self._clock = clock
         self._startup_seconds: dict[str, float] = {}
 
-    async def run(self, num_workloads: int, seed: int, plan_of: Callable[[int, int, Server], Plan]) -> CompareReport:
-        """Repetition r uses seed + 1000 r, so each has prompts of its own and all servers get the same."""
+    async def run(self, num_workloads: int, seed: int, plan_of: PlanOf) -> CompareReport:
+        """Repetition r uses seed + 1000 r: each has prompts of its own, and `plan_of` must give all servers the
+        same plan for the same workload and seed."""
         runs: list[RunReport] = []
         async with contextlib.AsyncExitStack() as stack:
             up: dict[str, Server] = {}
@@ -73,13 +76,11 @@ class Comparison:
             machine=self._machine,
         )
 
-    async def _quiet_run(
-        self, server: Server, workload: int, seed: int, plan_of: Callable[[int, int, Server], Plan]
-    ) -> RunReport:
+    async def _quiet_run(self, server: Server, workload: int, seed: int, plan_of: PlanOf) -> RunReport:
         attempts: list[RunReport] = []
         for attempt in range(1 + self._interleaving.max_retries):
             # a repeated attempt needs other prompts, or it would meet its own in the prefix cache
-            plan = plan_of(workload, seed + attempt, server)
+            plan = await plan_of(workload, seed + attempt, server)
             attempts.append(await run_plan(plan, server, self._options, self._machine, self._progress, self._clock))
             disturbance = _disturbance(attempts[-1])
             if disturbance <= self._interleaving.max_foreign_cpu_cores:

@@ -85,20 +85,9 @@ class LaunchedServer:
         """Waits for a 200 from /health. Raises BenchError with the log's end if the process dies or the time is
         over; it is then no longer running."""
         target = make_target(self.url)
-        client = Client(target, time.perf_counter, "completions", 5.0)
-        while time.monotonic() - self._began_at < timeout_seconds:
-            if self._process.poll() is not None:
-                raise BenchError(f"{self.name} ended with code {self._process.returncode}:\n{self._tail()}")
-            with contextlib.suppress(OSError, ConnectionLost):
-                status, _ = await client.fetch("GET", "/health")
-                if status == 200:
-                    self.startup_seconds = time.monotonic() - self._began_at
-                    client.close()
-                    return target
-            await asyncio.sleep(_POLL_SECONDS)
-        tail = self._tail()
-        self.stop()
-        raise BenchError(f"{self.name} was not healthy within {timeout_seconds:g} s:\n{tail}")
+        with contextlib.closing(Client(target, time.perf_counter, "completions", 5.0)) as client:
+            await self._poll(client, timeout_seconds)
+        return target
 
     def stop(self) -> None:
         """SIGTERM to the process group, SIGKILL if it lingers; returns when the process is gone."""
@@ -110,6 +99,20 @@ class LaunchedServer:
                 self._signal(signal.SIGKILL)
                 self._process.wait()
         self._log.close()
+
+    async def _poll(self, client: Client, timeout_seconds: float) -> None:
+        while time.monotonic() - self._began_at < timeout_seconds:
+            if self._process.poll() is not None:
+                raise BenchError(f"{self.name} ended with code {self._process.returncode}:\n{self._tail()}")
+            with contextlib.suppress(OSError, ConnectionLost):
+                status, _ = await client.fetch("GET", "/health")
+                if status == 200:
+                    self.startup_seconds = time.monotonic() - self._began_at
+                    return
+            await asyncio.sleep(_POLL_SECONDS)
+        tail = self._tail()
+        self.stop()
+        raise BenchError(f"{self.name} was not healthy within {timeout_seconds:g} s:\n{tail}")
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

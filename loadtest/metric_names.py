@@ -11,7 +11,6 @@ class Source:
 
     metric: str
     labels: tuple[tuple[str, str], ...] = ()
-    scale: float = 1.0
 
 
 # figure → where to look; the first source whose metric is on the page is taken
@@ -30,6 +29,8 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source("llamacpp:requests_deferred"),
         Source("tgi_queue_size"),
     ),
+    "step_prefill_tokens": (Source("octavo_step_prefill_tokens"),),  # of the step at the time of the sample
+    "step_decode_tokens": (Source("octavo_step_decode_tokens"),),
     "kv_use": (  # share of the KV memory that live requests hold, 0 … 1
         Source("vllm:kv_cache_usage_perc"),
         Source("vllm:gpu_cache_usage_perc"),
@@ -45,11 +46,11 @@ SOURCES: dict[str, tuple[Source, ...]] = {
         Source("sglang:num_retracted_requests_total"),
     ),
     "prefix_queried_tokens": (
-        Source("octavo_prefix_cache_queries_total"),
+        Source("octavo_prefix_query_tokens_total"),
         Source("vllm:prefix_cache_queries_total"),
     ),
     "prefix_hit_tokens": (
-        Source("octavo_prefix_cache_hits_total"),
+        Source("octavo_prefix_hit_tokens_total"),
         Source("vllm:prefix_cache_hits_total"),
         Source("sglang:cached_tokens_total"),
     ),

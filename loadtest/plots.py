@@ -17,6 +17,7 @@ from loadtest.stats import concurrency
 from loadtest.summary import Distribution
 
 _MAX_LANES = 400
+_LOG_FROM_RATIO = 8.0
 _WAITING, _RUNNING = "#f2b872", "#3a76af"
 _BAR_MEASURES = ("requests/s", "output tok/s", "ttft p50", "ttft p99", "gap p50", "gap p99", "gap max", "e2e p99")
 
@@ -38,7 +39,7 @@ def _run_plots(report: RunReport) -> dict[str, bytes]:
         "timeline": _png(_timeline(report)),
         "memory": _png(_memory(report)),
     }
-    if report.series.times:
+    if not {"running", "waiting", "kv_use"}.isdisjoint(report.series.values):
         drawn["server"] = _png(_server_series(report))
     return drawn
 
@@ -57,13 +58,17 @@ def _latency(runs: Sequence[tuple[str, RunReport]]) -> Figure:
     figure = _figure(11, 3.2)
     parts = {"ttft": "time to first token", "gap": "inter-token gap", "e2e": "end to end"}
     for axes, (part, title) in zip(figure.subplots(1, 3), parts.items(), strict=True):
+        found: list[Distribution] = []
         for name, run in runs:
-            found: Distribution | None = getattr(run.summary.latencies, part)
-            if found is not None:
-                axes.plot(np.asarray(found.percentiles) * 1e3, np.arange(101), label=name)
-        _label(axes, title, "ms", "% of requests" if part != "gap" else "% of gaps")
-        axes.set_xscale("log")
-        axes.legend(fontsize=7)
+            curve: Distribution | None = getattr(run.summary.latencies, part)
+            if curve is not None:
+                axes.plot(np.asarray(curve.percentiles) * 1e3, np.arange(101), label=name)
+                found.append(curve)
+        _label(axes, title, "ms", "% of gaps" if part == "gap" else "% of requests")
+        if found:
+            axes.legend(fontsize=7)
+            if max(d.p99 for d in found) > _LOG_FROM_RATIO * min(d.p50 for d in found):
+                axes.set_xscale("log")
     return figure
 
 
@@ -99,20 +104,24 @@ def _memory(report: RunReport) -> Figure:
 
 
 def _server_series(report: RunReport) -> Figure:
-    """What /metrics said: batch and queue, and KV memory by state."""
-    series = report.series
+    """What /metrics said, as far as the server has it: batch and queue, tokens a step, KV memory by state."""
+    values = report.series.values
+    panels = {
+        ("batch and queue", "requests"): ("running", "waiting"),
+        ("tokens of the sampled steps", "tokens"): ("step_prefill_tokens", "step_decode_tokens"),
+        ("KV blocks by state", "blocks"): tuple(name for name in values if name.endswith("_blocks")),
+        ("KV memory in use", "share"): ("kv_use",),
+    }
+    drawn = {title: names for title, names in panels.items() if any(name in values for name in names)}
     figure = _figure(11, 3.2)
-    left, right = figure.subplots(1, 2)
-    for name in ("running", "waiting"):
-        _series(left, report, name)
-    _label(left, "batch and queue (/metrics)", "s", "requests")
-    states = [name for name in series.values if name.startswith("kv_")]
-    for name in states:
-        _series(right, report, name)
-    _label(right, "KV memory (/metrics)", "s", "share" if states == ["kv_use"] else "blocks")
-    for axes in (left, right):
-        if axes.lines:
-            axes.legend(fontsize=7)
+    columns = figure.subplots(1, len(drawn), squeeze=False)[0]
+    for axes, ((title, unit), names) in zip(columns, drawn.items(), strict=True):
+        for name in names:
+            if name in values:
+                shown = [np.nan if value is None else value for value in values[name]]
+                axes.plot(report.series.times, shown, label=name.replace("_", " "))
+        _label(axes, f"{title} (/metrics)", "s", unit)
+        axes.legend(fontsize=7)
     return figure
 
 
@@ -174,13 +183,6 @@ def _middle_run(runs: Sequence[RunReport]) -> RunReport:
 def _step(axes: Axes, intervals: Sequence[tuple[float, float]], label: str, color: str) -> None:
     times, numbers = concurrency(intervals)
     axes.step(times, numbers, where="post", label=label, color=color)
-
-
-def _series(axes: Axes, report: RunReport, name: str) -> None:
-    values = report.series.values.get(name)
-    if values is not None:
-        shown = [np.nan if value is None else value for value in values]
-        axes.plot(report.series.times, shown, label=name.removeprefix("kv_").replace("_", " "))
 
 
 def _figure(width: float, height: float) -> Figure:

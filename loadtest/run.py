@@ -46,6 +46,7 @@ class Options:
     metrics_interval_seconds: float = 0.5
     objective: Objective | None = None
     every_token: bool = True  # keep the time of every chunk in the report
+    report_when_interrupted: bool = False  # Ctrl-C ends the run early instead of the program (main thread only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ async def run_plan(
     runner = Runner(client, options.bounds, clock)
     watch = HealthWatch(clock, server.pid)
     scraper = Scraper(Client(target, clock, plan.workload.endpoint, 5.0), clock, options.metrics_interval_seconds)
-    with _steady_memory(), _stop_on_interrupt(runner):
+    with _steady_memory(), _stop_on_interrupt(runner, options.report_when_interrupted):
         title = f"{server.name} · {plan.workload.name}"
         work = (watch.run(), scraper.run(), progress.follow(title, runner.live))
         helpers = [asyncio.create_task(helper) for helper in work]
@@ -116,6 +117,7 @@ async def run_plan(
             await asyncio.gather(*helpers, return_exceptions=True)
     health, use = watch.client([r.sent_at - r.scheduled_at for r in runner.records]), watch.server()
     client.close()
+    scraper.close()
     load = plan.workload.load
     records = sorted(runner.records, key=lambda record: (record.scheduled_at, record.request.session))
     return RunReport(
@@ -194,20 +196,18 @@ def _steady_memory() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_on_interrupt(runner: Runner) -> Iterator[None]:
-    """The first Ctrl-C ends the sending and still reports; the second interrupts as usual."""
+def _stop_on_interrupt(runner: Runner, wanted: bool) -> Iterator[None]:
+    """The first Ctrl-C ends the sending, and what was measured is reported; the second interrupts as usual."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         runner.stop()
         loop.remove_signal_handler(signal.SIGINT)
 
-    try:
+    if wanted:
         loop.add_signal_handler(signal.SIGINT, stop)
-    except (NotImplementedError, RuntimeError, ValueError):  # not the main thread, or not Unix
-        yield
-        return
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
+        if wanted:
+            loop.remove_signal_handler(signal.SIGINT)

@@ -27,7 +27,7 @@ def parse_metrics(text: str) -> dict[str, float]:
     for figure, sources in SOURCES.items():
         for source in sources:
             values = [
-                sample.value * source.scale
+                sample.value
                 for sample in samples
                 if sample.name == source.metric and set(source.labels) <= set(sample.labels.items())
             ]
@@ -60,6 +60,10 @@ class Scraper:
                     return
                 self._samples.append((self._clock(), figures))
             await asyncio.sleep(self._interval_seconds)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
 
     def series(self, start: float) -> Series:
         """The samples with times counted from `start`."""

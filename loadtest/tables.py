@@ -10,10 +10,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from loadtest.catalogue import MEASURES, Measure
-from loadtest.compare import strongest
+from loadtest.catalogue import LATENCY_MEASURES, MEASURES, Measure, three_digits
+from loadtest.compare import MIN_REPETITIONS, strongest
 from loadtest.report import CompareReport, Report, RunReport, SweepReport, Verdict
 from loadtest.summary import Distribution, Latencies
+from loadtest.workloads import Open, Replay
 
 _LATENCY_NAMES = {
     "ttft": "time to first token",
@@ -101,14 +102,15 @@ def _figures(report: RunReport) -> Table:
     shown = [
         (measure.name, f"{measure.shown(value)} {measure.unit}".strip())
         for measure in MEASURES
-        if measure.unit != "ms" and (value := measure.get(report)) is not None
+        if measure not in LATENCY_MEASURES and (value := measure.get(report)) is not None
     ]
     summary, client = report.summary, report.client
     shown.insert(0, ("requests", f"{summary.num_ok} ok of {summary.num_requests} in {summary.duration_seconds:.1f} s"))
     if summary.goodput is not None:
         shown.append(("within the objective", f"{summary.goodput.share:.1%}"))
     shown.append(("in flight, mean", f"{summary.in_flight_mean:.1f}"))
-    shown.append(("in flight, growth", f"{summary.in_flight_growth_per_second:+.3f} /s"))
+    if isinstance(report.setup.workload.load, Open | Replay):
+        shown.append(("in flight, growth", f"{summary.in_flight_growth_per_second:+.3f} /s"))
     if report.machine.read_bytes_per_second is not None:
         shown.append(("memory read ceiling", f"{report.machine.read_bytes_per_second / 1e9:.1f} GB/s"))
     shown.append(("client CPU", f"{client.cpu_share:.1%} of a core"))
@@ -123,17 +125,18 @@ def _compare_tables(report: CompareReport) -> list[Table]:
 
 def _workload_table(report: CompareReport, workload: str) -> Table:
     baseline, *others = report.servers
+    no_winner = "none: overlap" if report.repetitions >= MIN_REPETITIONS else "none: too few"
     rows = []
     for measure in MEASURES:
         found = [v for v in report.verdicts if v.workload == workload and v.measure == measure.name]
-        if not found:
-            continue
+        if not any(any(verdict.values) or any(verdict.baseline_values) for verdict in found):
+            continue  # nothing measured, or nothing but zeros
         values = {baseline: found[0].baseline_values} | {verdict.server: verdict.values for verdict in found}
         cells = [f"{measure.name}, {measure.unit}".rstrip(", ")]
         cells.append(_spread(measure, values[baseline]))
         for verdict in found:
             cells += [_spread(measure, verdict.values), _ratio(verdict)]
-        rows.append((*cells, strongest(measure, values) or "none: spreads overlap"))
+        rows.append((*cells, strongest(measure, values) or no_winner))
     columns = ["measure", baseline]
     for other in others:
         columns += [other, f"÷ {baseline}"]
@@ -142,7 +145,7 @@ def _workload_table(report: CompareReport, workload: str) -> Table:
         (*columns, "winner"),
         tuple(rows),
         note="median (min – max); ratios of medians (min – max over pairs); "
-        "a winner's whole range lies beyond every other's, in at least three repetitions",
+        f"a winner's whole range lies beyond every other's, in at least {MIN_REPETITIONS} repetitions",
     )
 
 
@@ -170,8 +173,7 @@ def _sweep_table(report: SweepReport) -> Table:
 def _ms(found: Distribution | None, statistic: str) -> str:
     if found is None:
         return "–"
-    value = float(getattr(found, statistic)) * 1e3
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return three_digits(float(getattr(found, statistic)) * 1e3)
 
 
 def _spread(measure: Measure, values: Sequence[float]) -> str:

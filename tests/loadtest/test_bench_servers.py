@@ -1,0 +1,147 @@
+"""Servers that the bench starts itself, and taking turns between several."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from bench_kit import MACHINE, workload
+from virtual_time import run_virtual
+
+from loadtest.counters import WordCounter
+from loadtest.errors import BenchError
+from loadtest.interleave import Comparison, Interleaving
+from loadtest.launch import LaunchedServer, ServerSpec, parse_server
+from loadtest.presets import builtin_presets, find_preset
+from loadtest.progress import NoProgress
+from loadtest.prompts import make_prompt_maker
+from loadtest.run import Options, make_plan
+from loadtest.scripted_server import Answer, ScriptedServer
+from loadtest.target import make_target
+from loadtest.workloads import Closed, builtin_workloads
+
+_SCRIPTED = f"{sys.executable} -m loadtest.scripted_server --port {{port}}"
+
+
+def test_a_server_is_a_url_or_a_command():
+    assert parse_server("a=http://127.0.0.1:1") == ServerSpec("a", url="http://127.0.0.1:1")
+    assert parse_server("a=A=1 run --port {port}") == ServerSpec("a", command="A=1 run --port {port}")
+    for text in ("a", "=http://x", "a= ", "a=run --port 8000"):
+        with pytest.raises(BenchError):
+            parse_server(text)
+
+
+def test_a_launched_server_is_healthy_then_gone():
+    async def main():
+        server = LaunchedServer(ServerSpec("s", command=f"SOME_NAME=1 {_SCRIPTED}"))
+        try:
+            target = await server.healthy(30.0)
+            assert target.base_url == server.url
+            assert server.startup_seconds > 0
+            assert "SOME_NAME=1" in Path(f"/proc/{server.pid}/environ").read_text()  # noqa: ASYNC240
+        finally:
+            server.stop()
+        with pytest.raises(ProcessLookupError):
+            os.kill(server.pid, 0)
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_shows_the_end_of_its_log():
+    code = "import sys; print('no such model'); sys.exit(3)"
+    server = LaunchedServer(ServerSpec("s", command=f'{sys.executable} -c "{code}" {{port}}'))
+    with pytest.raises(BenchError, match=r"s ended with code 3:\nno such model"):
+        asyncio.run(server.healthy(30.0))
+    server.stop()
+
+
+def test_a_server_that_never_listens_is_ended_and_so_are_its_children():
+    server = LaunchedServer(ServerSpec("s", command="sh -c 'sleep 100 & echo $!; sleep 100; echo {port}'"))
+    with pytest.raises(BenchError, match=r"s was not healthy within 0\.5 s") as error:
+        asyncio.run(server.healthy(0.5))
+    child = int(str(error.value).splitlines()[-1])
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            break
+        if state == "Z":
+            break
+    else:
+        pytest.fail(f"the child {child} still runs")
+
+
+def test_a_command_that_does_not_exist_is_an_error():
+    with pytest.raises(BenchError, match="cannot start s"):
+        LaunchedServer(ServerSpec("s", command="/no/such/program {port}"))
+
+
+def test_presets_start_octavo_and_know_their_workloads():
+    for preset in builtin_presets().values():
+        assert len(preset.variants) >= 2
+        assert set(preset.workloads) <= set(builtin_workloads())
+    first = find_preset("batching").servers("octavo serve --model x")[1]
+    assert first.name == "static"
+    assert first.command.startswith("octavo serve --model x --host 127.0.0.1 --port {port} --batching static")
+    with pytest.raises(BenchError, match="there are batching"):
+        find_preset("nothing")
+
+
+def _compare(interleaving, workloads, scripts):
+    """Runs a comparison of scripted servers in virtual time: (report, prompts by server)."""
+
+    async def main():
+        servers = {name: ScriptedServer(script) for name, script in scripts.items()}
+        specs = [ServerSpec(name, url=await server.start()) for name, server in servers.items()]
+        maker = make_prompt_maker(WordCounter())
+        comparison = Comparison(
+            specs,
+            make_target,
+            Options(warmup=0, every_token=False),
+            interleaving,
+            MACHINE,
+            NoProgress(),
+            asyncio.get_running_loop().time,
+        )
+
+        async def plan_of(index, seed, server):
+            return make_plan(workloads[index], seed, maker, 0)
+
+        report = await comparison.run(len(workloads), 1, plan_of)
+        for server in servers.values():
+            await server.stop()
+        return report, {name: [body["prompt"] for body in server.bodies] for name, server in servers.items()}
+
+    return run_virtual(main())
+
+
+def test_servers_take_turns_and_get_the_same_prompts():
+    scripts = {name: (lambda *_: Answer(0.1, 0.1)) for name in "abc"}
+    workloads = [workload(Closed(users=2), 4)]
+    report, prompts = _compare(Interleaving(repetitions=3), workloads, scripts)
+    assert [run.setup.name for run in report.runs] == list("abcbcacab")
+    assert prompts["a"] == prompts["b"] == prompts["c"]
+    assert len(set(prompts["a"])) == 12  # each repetition has its own
+    assert {verdict.outcome for verdict in report.verdicts} == {"no winner: the spreads overlap"}
+    assert all(len(row.token_times) == 2 for run in report.runs for row in run.requests)
+
+
+def test_a_disturbed_run_is_made_again_with_other_prompts(monkeypatch):
+    """Three runs find 0.5, 0.2 and 0.3 cores taken by others: after two more attempts the quietest counts."""
+    disturbances = iter([0.5, 0.2, 0.3, 0.0])
+    taken = {}
+
+    def disturbance(report):
+        key = (report.setup.name, report.setup.seed)
+        if key not in taken:
+            taken[key] = next(disturbances)
+        return taken[key]
+
+    monkeypatch.setattr("loadtest.interleave._disturbance", disturbance)
+    scripts = {"a": lambda *_: Answer(0.1), "b": lambda *_: Answer(0.1)}
+    report, prompts = _compare(Interleaving(repetitions=1), [workload(Closed(users=1), 1)], scripts)
+    assert [run.setup.seed for run in report.runs] == [2, 1]  # a's second attempt, b's first
+    assert len(prompts["a"]) == 3

@@ -1,0 +1,89 @@
+"""The simulation of batching, by hand and against the closed form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+from bench_kit import record, run_scripted, workload
+
+from loadtest.scripted_server import Answer
+from loadtest.simulate import Batching, Engine, Job, StepCost, constant_cost, simulate
+from loadtest.step_cost import full_batch_gaps
+from loadtest.whatif import observed, read_cost, simulation_tables
+from loadtest.workloads import Closed, RequestClass
+
+_ONE = constant_cost(1.0)
+
+
+def _engine(batching, seats=2, budget=100):
+    return Engine(batching, seats, budget)
+
+
+def test_step_costs_are_linear_between_the_measured_points():
+    cost = StepCost(decode=((1, 1.0), (3, 2.0)), prefill=((10, 2.0), (20, 3.0)))
+    assert cost.seconds(2, 0) == pytest.approx(1.5)
+    assert cost.seconds(5, 0) == pytest.approx(3.0)
+    assert cost.seconds(0, 15) == pytest.approx(2.5)
+    assert cost.seconds(1, 15) == pytest.approx(1.0 + 2.5 - 1.0)  # the fixed second is paid once
+
+
+def test_a_static_batch_waits_for_its_longest():
+    """Two seats, one second a step; outputs 1, 4, 4. Static: the third waits until the second has ended, at 4 s."""
+    jobs = [Job(0.0, 5, 1), Job(0.0, 5, 4), Job(0.0, 5, 4)]
+    static = simulate(jobs, _ONE, _engine(Batching.STATIC))
+    assert static.requests_per_second == pytest.approx(3 / 8)
+    assert static.mean_latency == pytest.approx((1 + 4 + 8) / 3)
+    continuous = simulate(jobs, _ONE, _engine(Batching.CONTINUOUS))
+    assert continuous.requests_per_second == pytest.approx(3 / 5)
+    assert continuous.mean_latency == pytest.approx((1 + 4 + 5) / 3)
+
+
+def test_prompts_longer_than_the_budget_take_several_steps():
+    """25 tokens at 10 a step: first token in the third; with a decode beside it, 9 a step are left."""
+    alone = simulate([Job(0.0, 25, 1)], _ONE, _engine(Batching.CONTINUOUS, budget=10))
+    assert alone.mean_ttft == pytest.approx(3.0)
+    both = simulate([Job(0.0, 1, 9), Job(0.0, 27, 1)], _ONE, _engine(Batching.CONTINUOUS, budget=10))
+    assert both.mean_ttft == pytest.approx((1 + 3) / 2)  # 9 beside the first prompt, then twice 9 beside its decode
+
+
+def test_a_closed_loop_sends_the_next_when_one_ends():
+    jobs = [Job(0.0, 1, 2)] * 6
+    outcome = simulate(jobs, _ONE, _engine(Batching.CONTINUOUS, seats=8), users=2)
+    assert (outcome.requests_per_second, outcome.max_in_flight) == (pytest.approx(1.0), 2)
+
+
+@pytest.mark.parametrize("seats", [4, 8])
+def test_at_constant_cost_the_gain_is_that_of_the_closed_form(seats):
+    """Outputs uniform on 1 … L, a full queue, prompts of one token: 2B/(B+1)."""
+    rng = Random(1)
+    jobs = [Job(0.0, 1, rng.randint(1, 200)) for _ in range(2000)]
+    continuous, static = (
+        simulate(jobs, _ONE, Engine(batching, seats, 1000)).requests_per_second for batching in Batching
+    )
+    assert continuous / static == pytest.approx(2 * seats / (seats + 1), rel=0.03)
+
+
+def test_only_gaps_of_the_full_batch_measure_its_step():
+    first, second = record(0.0, [1.0, 2.0, 4.0, 6.0, 7.0]), record(0.0, [2.0, 4.0, 6.0])
+    assert full_batch_gaps([first, second]) == [2.0, 2.0, 2.0, 2.0]
+
+
+def test_the_simulation_agrees_with_a_server_that_costs_the_same(tmp_path: Path):
+    """A scripted server of four seats, 0.1 s a step whatever is in it: a continuous engine of constant cost."""
+    what = workload(Closed(users=8), 64, RequestClass(name="r", prompt=1, output=10))
+    report, _ = run_scripted(lambda *_: Answer(0.1, 0.1), what, max_running=4)
+    cost_file = tmp_path / "cost.json"
+    cost_file.write_bytes(msgspec.json.encode(constant_cost(0.1)))
+    cost = read_cost(cost_file)
+    jobs = [Job(row.scheduled_at, row.prompt_tokens, row.output_tokens) for row in report.requests]
+    simulated = simulate(jobs, cost, Engine(Batching.CONTINUOUS, 4, 100), users=8)
+    measured = observed(report, 4)
+    assert measured.requests_per_second == pytest.approx(simulated.requests_per_second, rel=0.001)
+    assert measured.mean_latency == pytest.approx(simulated.mean_latency, rel=0.001)
+    assert measured.waste == pytest.approx(simulated.waste, abs=0.001)
+    (table,) = simulation_tables(report, cost, 4, 100)
+    assert [row[0] for row in table.rows][:2] == ["requests/s", "mean latency, s"]
+    assert len(table.columns) == 1 + 3 + 3  # no measured columns: the server is neither `continuous` nor `static`
