@@ -57,31 +57,24 @@ def _require(condition: bool, message: str) -> None:
 def _check_pool(kv: KVManager, group: int, live: list[BlockTables]) -> None:
     """The four states partition the ids, and each reference count is that of the tables."""
     pool = kv.pools[group]
-    refs: Counter[int] = Counter()
+    refs = [0] * pool.num_blocks
     for tables in live:
-        named = [block_id for block_id in tables.block_ids[group] if block_id != NULL_BLOCK]
-        _require(len(named) == len(set(named)), f"a table of group {group} names a block twice: {named}")
-        refs.update(named)
-    for block_id in range(pool.num_blocks):
-        _require(
-            pool.ref_counts[block_id] == refs[block_id],
-            f"block {block_id} of group {group} has ref_count {pool.ref_counts[block_id]}, "
-            f"but {refs[block_id]} tables name it",
-        )
-    states = {state: [b for b in range(1, pool.num_blocks) if pool.state(b) is state] for state in BlockState}
-    _require(
-        sorted(pool.free_ids()) == states[BlockState.FREE],
-        f"the free list of group {group} is {pool.free_ids()}, the free blocks are {states[BlockState.FREE]}",
-    )
-    _require(
-        sorted(pool.cached_ids()) == states[BlockState.CACHED],
-        f"the cached list of group {group} is {pool.cached_ids()}, cached are {states[BlockState.CACHED]}",
-    )
+        for block_id in tables.block_ids[group]:
+            refs[block_id] += 1
+    refs[NULL_BLOCK] = 0
+    if pool.ref_counts != refs:
+        raise InvariantViolation(f"group {group} has ref_counts {pool.ref_counts}, but the tables make {refs}")
+    states: dict[BlockState, list[int]] = {state: [] for state in BlockState}
+    for block_id in range(1, pool.num_blocks):
+        states[pool.state(block_id)].append(block_id)
+    for state, ids in ((BlockState.FREE, pool.free_ids()), (BlockState.CACHED, pool.cached_ids())):
+        if sorted(ids) != states[state]:
+            raise InvariantViolation(
+                f"the {state.value} list of group {group} is {ids}, {state.value} are {states[state]}"
+            )
     for state, count in ((BlockState.PRIVATE, pool.num_private), (BlockState.SHARED, pool.num_shared)):
-        _require(
-            count == len(states[state]),
-            f"group {group} counts {count} {state.value} blocks, there are {states[state]}",
-        )
+        if count != len(states[state]):
+            raise InvariantViolation(f"group {group} counts {count} {state.value} blocks, there are {states[state]}")
 
 
 def _check_tree(kv: KVManager, cache: RadixCache, live: list[BlockTables]) -> None:
@@ -140,6 +133,8 @@ def _check_holder(kv: KVManager, seq: Sequence) -> None:
     if tables is None:
         raise InvariantViolation(f"{seq.seq_id} runs without blocks")
     for group, ids in enumerate(tables.block_ids):
+        named = [block_id for block_id in ids if block_id != NULL_BLOCK]
+        _require(len(named) == len(set(named)), f"{seq.seq_id} has a block twice: {ids}")
         _require(len(ids) == tables.num_blocks, f"the tables of {seq.seq_id} differ in length")
         _require(
             len(ids) * kv.block_size >= seq.num_computed_tokens,

@@ -306,9 +306,11 @@ class RadixCache:
                 if own == kept:
                     continue
                 if kept == NULL_BLOCK:
-                    pool.enter_tree(own)
-                    kept_ids[i] = own
-                    self._owners[group][own] = node
+                    # On a path that isn't its own a sequence leaves only blocks that nobody goes on using.
+                    if found is None or pool.ref_counts[own] == 1:
+                        pool.enter_tree(own)
+                        kept_ids[i] = own
+                        self._owners[group][own] = node
                 elif found is not None and window is None:
                     pool.acquire(kept)
                     found[group][node.depth + i] = kept
