@@ -244,9 +244,9 @@ class NativeKernels(KernelSet):
         bias, penalties = batch.bias, batch.penalties
         self._session.sample(
             logits,
-            (batch.temperature, batch.top_p, batch.min_p),
-            (batch.top_k, batch.choice_index, batch.output_position),
-            batch.seed,
+            tuple(map(np.ascontiguousarray, (batch.temperature, batch.top_p, batch.min_p))),
+            tuple(map(np.ascontiguousarray, (batch.top_k, batch.choice_index, batch.output_position))),
+            np.ascontiguousarray(batch.seed),
             _rows(batch.allowed),
             _rows(batch.banned),
             None if bias is None else (bias.row_starts, bias.token_ids, bias.values),

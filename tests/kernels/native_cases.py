@@ -16,7 +16,9 @@ from kernels.native.native_kernels import NativeKernels  # noqa: E402
 ISAS = tuple(native.available_isas().split(", "))
 EVERY_ISA = [pytest.param(isa, id=isa) for isa in ISAS]
 EVERY_ISA_AND_THREADS = [
-    pytest.param(isa, threads, id=f"{isa}-{threads}") for isa in ISAS for threads in ((1, 3) if isa != ISAS[-1] else (1, 2, 3, 4))
+    pytest.param(isa, threads, id=f"{isa}-{threads}")
+    for isa in ISAS
+    for threads in ((1, 3) if isa != ISAS[-1] else (1, 2, 3, 4))
 ]
 
 

@@ -80,7 +80,7 @@ def test_parts_of_different_formats_stand_side_by_side(isa: str, threads: int) -
 
 
 @pytest.mark.parametrize(("isa", "threads"), EVERY_ISA_AND_THREADS)
-@pytest.mark.parametrize("name", ("F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "INT4_G128"))
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "INT4_G128"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(isa: str, threads: int, name: str) -> None:
     """Alone, in the middle of others, at the end of a tile: the same bits, from one thread too."""
     kernels, alone = kernels_for(isa, threads, DType.BFLOAT16), kernels_for(isa, 1, DType.BFLOAT16)
@@ -92,7 +92,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(isa: str, threads: int, nam
         same_bits(linear(kernels, x[first:last], packed), expected[first:last])
 
 
-@pytest.mark.parametrize("name", ("F32", "Q8_0", "Q4_0", "Q4_1", "INT8"))
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_0", "Q4_1", "INT8"])
 def test_every_instruction_set_gives_the_same_bits(name: str) -> None:
     weight, x = weight_of(name, 50, 320 if name != "INT8" else 333), outliers(21, 320 if name != "INT8" else 333)
     results = [linear(k := kernels_for(isa, 1, DType.BFLOAT16), x, k.pack_linear([weight])) for isa in ISAS]
@@ -113,7 +113,7 @@ def test_float32_products_equal_the_formula(isa: str, formats: tuple[str, ...]) 
 
 
 @pytest.mark.parametrize("isa", EVERY_ISA)
-@pytest.mark.parametrize("name", ("BF16", "Q6_K", "Q8_0", "Q4_1"))
+@pytest.mark.parametrize("name", ["BF16", "Q6_K", "Q8_0", "Q4_1"])
 def test_errors_stay_near_what_the_bits_allow(isa: str, name: str) -> None:
     """bf16 weights are rounded once; 8-bit activations cost about 1/254 of a group's largest."""
     kernels = kernels_for(isa, 2, DType.BFLOAT16)
@@ -138,7 +138,7 @@ def test_a_nan_stays_in_its_row(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", EVERY_ISA)
-@pytest.mark.parametrize("name", (*PLAIN_FORMATS, *OWN_BITS, "Q6_K"))
+@pytest.mark.parametrize("name", [*PLAIN_FORMATS, *OWN_BITS, "Q6_K"])
 def test_embedding_reads_rows_of_the_packed_weight(isa: str, name: str) -> None:
     weight = weight_of(name, 37, 256)
     values = formats.dequantize(weight)

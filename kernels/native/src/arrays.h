@@ -44,7 +44,7 @@ template <typename T, typename Array> View<T> view(const Array& array, const cha
     v.shape.push_back(static_cast<int64_t>(array.shape(i)));
     v.stride.push_back(array.stride(i));
   }
-  if (v.last() > 1 && v.stride.back() != 1) refuse(name, "the last axis is not contiguous");
+  if (array.size() > 0 && v.last() > 1 && v.stride.back() != 1) refuse(name, "the last axis is not contiguous");
   return v;
 }
 
@@ -53,7 +53,7 @@ template <typename T, typename Array> View<T> dense(const Array& array, const ch
   View<T> v = view<T>(array, name, ndim);
   int64_t expected = 1;
   for (size_t i = v.shape.size(); i-- > 0; expected *= v.shape[i])
-    if (v.shape[i] > 1 && v.stride[i] != expected) refuse(name, "not contiguous");
+    if (array.size() > 0 && v.shape[i] > 1 && v.stride[i] != expected) refuse(name, "not contiguous");
   return v;
 }
 

@@ -44,8 +44,10 @@ struct Row {
     return values[k - 1];
   }
 
+  // NaNs are left out; −inf when fewer than k values remain.
   float kth_largest(const float* y, int64_t k) {
     const int64_t count = gather_at_least(y, reached_by(y, k));
+    if (count < k) return -kInfinity;
     std::nth_element(values, values + (k - 1), values + count, std::greater<>());
     return values[k - 1];
   }
@@ -176,9 +178,13 @@ class LogprobsOp final : public Op {
   }
 
   void fill_top(Row& row, const float* x, int64_t r, double normaliser) const {
-    const int64_t count = row.gather_at_least(x, row.kth_largest(x, args_.top));
+    int64_t count = row.gather_at_least(x, row.kth_largest(x, args_.top));
+    for (int32_t i = 0; count < args_.top; ++i)  // a row with NaNs: any order does, as long as it is one
+      if (std::isnan(x[i])) row.indices[count++] = i;
     std::partial_sort(row.indices, row.indices + args_.top, row.indices + count, [x](int32_t i, int32_t j) {
-      return x[i] > x[j] || (x[i] == x[j] && i < j);
+      const bool numbers = !std::isnan(x[i]) && !std::isnan(x[j]);
+      return numbers && x[i] != x[j] ? x[i] > x[j] : numbers || std::isnan(x[i]) == std::isnan(x[j]) ? i < j
+                                                                                                     : std::isnan(x[j]);
     });
     for (int64_t j = 0; j < args_.top; ++j) {
       args_.top_ids[r * args_.top + j] = row.indices[j];

@@ -118,7 +118,7 @@ inline void weigh(AttentionState& s, int32_t row, int32_t width) {
   F sum = zero();
   for (int32_t i = 0; i < width; i += kLanes) {
     const F score = load(x + i);
-    const F p = select(less(set1(kHidden), score), exp(score - set1(m)), zero());
+    const F p = select(at_least(set1(kHidden), score), zero(), exp(score - set1(m)));
     sum = sum + p;
     store(x + i, p);
   }
@@ -169,7 +169,7 @@ template <ElementKind E> inline void scale_weights(const TileView& v, int32_t bl
       for (int32_t lane = 0; lane < kv.lanes; lane += kLanes) {
         float* x = &s.scores[row][at + lane];
         const F p = load(x);
-        store(x, select(less(zero(), p), p * load(scale + lane), zero()));
+        store(x, select(at_least(zero(), p), zero(), p * load(scale + lane)));  // 0: a slot perhaps never written
       }
   }
 }

@@ -19,7 +19,9 @@ struct M {
   __mmask16 v;
 };
 
-inline __mmask16 first(int64_t n) { return n >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << n) - 1); }
+inline __mmask16 first(int64_t n) {
+  return n >= 16 ? 0xFFFF : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
+}
 
 inline F zero() { return {_mm512_setzero_ps()}; }
 inline F set1(float x) { return {_mm512_set1_ps(x)}; }
