@@ -52,8 +52,9 @@ class TokenizerFolder:
     def chat_templates(self) -> dict[str, str]:
         """Jinja sources by name; "default" is the one for ordinary use. Empty if the model has none."""
         templates = {}
-        configured = self._json("chat_template.json").get("chat_template")
-        configured = self._tokenizer_config.get("chat_template", configured)
+        configured = self._tokenizer_config.get("chat_template")
+        if configured is None:
+            configured = self._json("chat_template.json").get("chat_template")
         if isinstance(configured, str):
             templates["default"] = configured
         elif isinstance(configured, list):

@@ -36,11 +36,6 @@ class StopMatcher:
         self._num_passed = 0
         self.match: StopMatch | None = None
 
-    @property
-    def num_held(self) -> int:
-        """Characters fed and not yet passed."""
-        return len(self._held)
-
     def feed(self, text: str) -> str:
         """Take the next piece of the text; returns what may be sent, which ends where a found stop starts. Once
         `match` is set nothing passes any more."""

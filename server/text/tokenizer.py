@@ -142,7 +142,9 @@ class Tokenizer:
         return spelled(self.pieces[token_id])
 
     def first_piece(self, token_id: int) -> Piece:
-        """The piece of a token that starts a text."""
+        """The piece of a token of this vocabulary that starts a text."""
+        if self.leading is not Leading.MARKS:
+            return self.pieces[token_id]
         token = self._backend.id_to_token(token_id)
         return "" if token is None else self._spelling.first_piece(token)
 

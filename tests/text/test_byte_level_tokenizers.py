@@ -16,10 +16,13 @@ from tests.text.tiny import (
     BYTE_LEVEL_CONTROL,
     BYTE_LEVEL_FAMILIES,
     BYTE_LEVEL_USER_DEFINED,
+    NORMAL,
+    UNUSED,
     ByteLevelFamily,
     byte_level_backend,
     write_byte_level_gguf,
     write_folder,
+    write_gguf,
 )
 
 _SMOLLM_CONTROL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_start|>user\n", "<repo_name>", "<|im_start")
@@ -72,6 +75,21 @@ def test_control_tokens_are_plain_text_where_they_are_not_parsed(family: ByteLev
     assert not any(tokenizer.is_special(token_id) for token_id in plain)
     assert tokenizer.token_id("<think>") in plain  # an added token that is not special is found in any text
     assert tokenizer.decode(plain, False) == tokenizer.decode(parsed, False) == text
+
+
+def test_padding_of_the_vocabulary_stands_for_nothing(tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "model.gguf",
+        model="gpt2",
+        tokens=["a", "b", "[PAD2]", "ab"],
+        types=[NORMAL, NORMAL, UNUSED, NORMAL],
+        merges=["a b"],
+        keys={"pre": "gpt-2"},
+    )
+    tokenizer = load_tokenizer(file).tokenizer
+    assert tokenizer.vocab_size == 4
+    assert tokenizer.decode([2, 0, 2, 1], False) == "ab"
+    assert tokenizer.token_bytes(2) == b""
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:

@@ -63,19 +63,8 @@ def test_byte_level_stream_of_any_bytes_equals_the_library(
     assert "".join(_stream(byte_level, known)) == byte_level_library.decode(known)
 
 
-def _runs_are_valid(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Whether each stretch of byte tokens is UTF-8 by itself. Of others the library turns every byte into U+FFFD."""
-    run = b""
-    for token_id in [*ids, -1]:
-        if 3 <= token_id < 259:
-            run += tokenizer.token_bytes(token_id)
-            continue
-        if run.decode("utf-8", "ignore").encode() != run:
-            return False
-        run = b""
-    return True
-
-
+# Runs of byte tokens that are whole characters: of any other run the library turns every byte into U+FFFD, also those
+# that were valid, which no stream could know in time.
 _TEXT_BYTES = st.text(max_size=3).map(lambda text: [byte + 3 for byte in text.encode()])
 
 
@@ -88,7 +77,6 @@ def test_sentencepiece_stream_equals_decode_equals_the_library(
     sentencepiece: Tokenizer, sentencepiece_library: Backend, parts: list[list[int]], skip: bool
 ) -> None:
     ids = [token_id for part in parts for token_id in part if token_id < sentencepiece.vocab_size]
-    assert _runs_are_valid(sentencepiece, ids)
     streamed = "".join(_stream(sentencepiece, ids, skip=skip))
     assert streamed == sentencepiece.decode(ids, skip)
     assert streamed == sentencepiece_library.decode(ids, skip_special_tokens=skip)
