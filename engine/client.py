@@ -115,7 +115,6 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
         self._request_ids = itertools.count(1)
         self._draining = False
-        self._stats: StepStats | None = None
         self._listeners: list[Callable[[StepStats], None]] = []
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -232,15 +231,14 @@ class EngineClient:
         return self._supervisor.pid
 
     def stats(self) -> StepStats | None:
-        """Of the latest step; None before the first."""
-        return self._stats
+        """The engine's state after the latest step, abort or reset; None before the first of its life."""
+        return self._supervisor.stats
 
     def add_step_listener(self, listener: Callable[[StepStats], None]) -> None:
         """Call this with the statistics of every step; it must be quick and must not raise."""
         self._listeners.append(listener)
 
     def _note_step(self, stats: StepStats) -> None:
-        self._stats = stats
         for listener in self._listeners:
             try:
                 listener(stats)

@@ -112,6 +112,7 @@ class EngineLoop:
     def _take(self, commands: list[Command]) -> None:
         """Carry out commands in order; what they end is told at once, not after the next step."""
         news: list[RequestUpdate] = []
+        changed = False
         for command in commands:
             match command:
                 case Submit(request):
@@ -122,12 +123,14 @@ class EngineLoop:
                     self._link.send(Pong(number))
                 case ResetPrefixCache():
                     self._scheduler.reset_prefix_cache()
+                    changed = True
                 case Shutdown():
                     self._stopping = True
                 case Configure():
                     raise ValueError("the engine is configured already")
-        if news:
-            self._link.send(News(tuple(news)))
+        if news or changed:
+            stats = replace(self._scheduler.stats(), num_prefill_tokens=0, num_decode_tokens=0)
+            self._link.send(News(tuple(news), stats))
 
     def _add(self, request: GenerationRequest) -> list[RequestUpdate]:
         """A request that cannot be taken ends here, alone: refused, or failed if the fault is ours."""

@@ -89,6 +89,7 @@ class Supervisor:
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
         self.progress: LoadProgress | None = None
+        self.stats: StepStats | None = None  # the latest state of the running engine
         self.reason = ""  # why the state is not READY
         self.failure: EngineError | None = None  # why the first start failed
         self.retry_at = 0.0  # loop time of the next attempt while BROKEN
@@ -268,12 +269,14 @@ class Supervisor:
                 self._watchdog.step_done()
                 self._running.pop(stats.step_id, None)
                 self._deliver(updates)
+                self.stats = stats
                 self._on_step(stats)
             case StepBegun(step_id, seq_ids):
                 self._watchdog.step_begun()
                 self._running[step_id] = seq_ids
-            case News(updates):
+            case News(updates, stats):
                 self._deliver(updates)
+                self.stats = stats
             case Loading(progress):
                 self.progress = progress
             case Ready(info):
@@ -297,6 +300,7 @@ class Supervisor:
         if self._lost:
             return
         self._lost = True
+        self.stats = None
         if self.state is EngineState.READY:
             self.state = EngineState.RESTARTING
             self.reason = "the engine is being restarted"

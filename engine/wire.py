@@ -99,9 +99,10 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step_done"):
 
 
 class News(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """Updates that no step brought: refusals, and the ends of choices that were not running."""
+    """What changed without a step: refusals, aborts, a cache that was reset; the state after it, in `stats`."""
 
     updates: tuple[RequestUpdate, ...]
+    stats: StepStats
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):

@@ -13,7 +13,7 @@ from engine.core.plan import SeqId
 from engine.link import LinkClosed
 from engine.loop import EngineLoop
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate, SamplingParams
-from engine.wire import Abort, Command, News, Ping, Pong, Shutdown, StepBegun, StepDone, Submit
+from engine.wire import Abort, Command, Ping, Pong, Shutdown, StepBegun, StepDone, Submit
 
 MakeBench = Callable[..., Any]
 
@@ -90,7 +90,8 @@ def test_an_abort_is_told_before_the_next_step_which_runs_without_it(bench: Make
     engine = bench(**ECHO)
     engine.step(Submit(REQUEST), Submit(replace(REQUEST, request_id=2)))
     news, begun, _ = engine.step(Abort(1))
-    assert news == News((RequestUpdate(1, 0, finish_reason=FinishReason.ABORT),))
+    assert news.updates == (RequestUpdate(1, 0, finish_reason=FinishReason.ABORT),)
+    assert news.stats.num_running == 1
     assert begun.seq_ids == (SeqId(2, 0),)
 
 

@@ -93,7 +93,7 @@ EVENTS: list[Event] = [
     Ready(INFO),
     StepBegun(3, (SeqId(1, 0), SeqId(2, 1))),
     StepDone((UPDATE, RequestUpdate(2, 0, (3,))), STATS),
-    News((UPDATE,)),
+    News((UPDATE,), STATS),
     Pong(7),
     Fatal("model", "no tensor"),
 ]
@@ -152,7 +152,7 @@ def test_a_server_that_does_not_read_costs_memory_and_loses_nothing() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         link = SocketLink(theirs)
-        frames = [News((RequestUpdate(i, 0, (7,) * 1000),)) for i in range(3000)]
+        frames = [News((RequestUpdate(i, 0, (7,) * 1000),), STATS) for i in range(3000)]
         for frame in frames:  # more than the socket holds, and nobody reads
             link.send(frame)
         splitter = FrameSplitter()
