@@ -132,11 +132,11 @@ def test_a_missing_file_and_a_folder_are_model_errors(tmp_path: Path) -> None:
         GGUFFile.open(tmp_path)
 
 
-def test_every_truncation_is_found_when_the_file_is_opened(small_file: Path, tmp_path: Path) -> None:
+def test_truncations_are_found_when_the_file_is_opened(small_file: Path, tmp_path: Path) -> None:
     whole = small_file.read_bytes()
     end = max(tensor.offset_bytes + tensor.size_bytes for tensor in GGUFFile.open(small_file).tensors.values())
     cut = tmp_path / "cut.gguf"
-    for size in range(end):
+    for size in [*range(0, 900, 3), *range(900, end, 41)]:
         cut.write_bytes(whole[:size])
         with pytest.raises(ModelError, match=r"cut\.gguf: "):
             GGUFFile.open(cut)
@@ -152,7 +152,7 @@ def test_a_truncated_tensor_is_named(small_file: Path, tmp_path: Path) -> None:
 
 def test_damaged_bytes_never_raise_anything_but_a_model_error(small_file: Path, tmp_path: Path) -> None:
     whole, source, path = small_file.read_bytes(), random.Random(1), tmp_path / "damaged.gguf"
-    for _ in range(2000):
+    for _ in range(1000):
         damaged = bytearray(whole)
         for _ in range(source.randint(1, 4)):
             damaged[source.randrange(700)] = source.randrange(256)
