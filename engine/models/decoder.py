@@ -93,9 +93,10 @@ class Decoder:
     ) -> None:
         self.config = config
         self.kv_groups: tuple[KVGroup, ...] = kv_groups(config)
+        self._identity = object()  # two models on one KernelSet have shape classes apart
         self._weights = weights
         self._kernels = kernels
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_batched_tokens = max_num_batched_tokens
         self._workspace = _Workspace(config, kernels, max_num_batched_tokens)
         self._experts = _ExpertWorkspace(config, config.moe, kernels, max_num_batched_tokens) if config.moe else None
         self._places = self._place_layers(max_model_len)
@@ -106,9 +107,9 @@ class Decoder:
         Writes the step's keys and values into the groups' caches. At most max_num_batched_tokens tokens, at
         positions below max_model_len.
         """
-        if batch.num_tokens > self._max_num_batched_tokens:
-            raise ValueError(f"{batch.num_tokens} tokens in a step; buffers hold {self._max_num_batched_tokens}")
-        self._kernels.run(batch.shape_class, lambda: self._forward(batch))
+        if batch.num_tokens > self.max_num_batched_tokens:
+            raise ValueError(f"{batch.num_tokens} tokens in a step; buffers hold {self.max_num_batched_tokens}")
+        self._kernels.run((self._identity, batch.shape_class), lambda: self._forward(batch))
         return self._workspace.hidden[: batch.num_tokens]
 
     def logits(self, hidden: Array, out: Array) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from transformers.utils import logging
 
 from kernels.interface import DType, KernelSet
-from kernels.reference.torch_kernels import TorchKernels
+from kernels.select import select
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,8 +15,10 @@ def _quiet_transformers() -> None:
     logging.disable_progress_bar()
 
 
-@pytest.fixture(scope="session")
-def kernels() -> KernelSet:
-    """The float32 reference kernels."""
-    torch.set_num_threads(1)
-    return TorchKernels(device="cpu", dtype=DType.FLOAT32, num_threads=1)
+@pytest.fixture(scope="session", params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """Float32 kernels, each backend that computes on a CPU."""
+    try:
+        return select("cpu", DType.FLOAT32, request.param)
+    except ValueError as error:
+        pytest.skip(str(error))

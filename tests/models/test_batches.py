@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from engine.models.config import KVGroup
 from engine.models.decoder import Decoder
+from engine.models.forward_batch import ForwardBatch
 from engine.models.loader import load_model, open_model
 from kernels.interface import DType, KernelSet
 from kernels.reference.torch_kernels import TorchKernels
@@ -110,9 +111,11 @@ def test_a_dense_model_counts_no_experts(kernels: KernelSet, tmp_path: Path) -> 
 
 
 def test_a_step_larger_than_the_buffers_is_a_bug_that_is_told(kernels: KernelSet, tmp_path: Path) -> None:
-    driver = Driver(_load(BY_NAME["llama"].build(), tmp_path, kernels), kernels)
+    decoder = _load(BY_NAME["llama"].build(), tmp_path, kernels)
+    ids = kernels.empty((PROMPT_LENGTH + 1,), DType.INT32)
+    one = kernels.empty((1,), DType.INT32)
     with pytest.raises(ValueError, match="65 tokens in a step"):
-        driver.run(0, _prompt(0, PROMPT_LENGTH + 1))
+        decoder.forward(ForwardBatch(ids, ids, one, one, one, groups=()))
 
 
 @pytest.mark.parametrize("name", LOW_PRECISION)
