@@ -51,6 +51,7 @@ GGUF_STEMS: Final = {
 GGUF_IGNORED: Final = (r"rope_freqs\.weight", r"rope_factors_(long|short)\.weight")  # read with the configuration
 GGUF_NAMES: Final = WeightNames(GGUF_STEMS, ignored=GGUF_IGNORED)
 
+_SOFTMAX: Final = 1  # of the values of expert_gating_func
 _Kind = TypeVar("_Kind", bool, int, float, str)
 
 
@@ -130,6 +131,8 @@ def moe_from_gguf(gguf: GGUFFile, normalize: bool = True) -> MoEConfig | None:
     num_experts = keys.get("expert_count", int, 0)
     if num_experts == 0:
         return None
+    if keys.get("expert_gating_func", int, _SOFTMAX) != _SOFTMAX:
+        raise ModelError(f"{gguf.path}: experts that are not chosen by a softmax are not known")
     return MoEConfig(
         num_experts=num_experts,
         num_experts_per_token=keys.require("expert_used_count", int),

@@ -10,6 +10,7 @@ from engine.errors import ModelError
 from engine.models.config import LayerConfig, ModelConfig, MoEConfig, kv_groups, num_parameters
 from engine.models.loader import OpenedModel, check_weights, open_model
 from engine.models.rope import LongRopeScaling, RopeConfig
+from engine.models.source import PLAIN_DTYPES
 from kernels.interface import DType
 
 _VALUE_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.BFLOAT16: 2}
@@ -26,7 +27,8 @@ class KVGroupReport:
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """Memory in `dtype`, against what is free. The KV of a sequence stops growing where its layers slide."""
+    """Needed memory against what is free. Float weights and KV are counted in `dtype`, quantised weights at their own
+    bits. The KV of a sequence stops growing where its layers slide."""
 
     available_bytes: int
     weight_bytes: int
@@ -56,7 +58,7 @@ class ModelReport:
 
 
 def inspect_model(path: Path, available_bytes: int, dtype: DType = DType.BFLOAT16) -> ModelReport:
-    """Reads headers only. Weights and KV are counted in `dtype`; `available_bytes` is the memory that may be taken.
+    """Reads headers only. FitReport says what `dtype` counts; `available_bytes` is the memory that may be taken.
 
     Never raises ModelError: the report carries it.
     """
@@ -83,6 +85,10 @@ def _report(files: OpenedModel, problem: str | None, available_bytes: int, dtype
         for group in kv_groups(config)
     )
     formats = files.source.formats() if files.source else {}
+    weight_bytes = sum(
+        num_bytes // PLAIN_DTYPES[name].itemsize * value_bytes if name in PLAIN_DTYPES else num_bytes
+        for name, num_bytes in formats.items()
+    )
     return ModelReport(
         path=files.path,
         problem=problem,
@@ -93,7 +99,7 @@ def _report(files: OpenedModel, problem: str | None, available_bytes: int, dtype
         file_bytes=files.source.total_bytes if files.source else 0,
         formats=tuple(sorted(formats.items(), key=lambda item: -item[1])),
         kv_groups=groups,
-        fit=_fit(groups, config.context_length, num_parameters(config) * value_bytes, available_bytes),
+        fit=_fit(groups, config.context_length, weight_bytes, available_bytes),
     )
 
 
@@ -136,7 +142,7 @@ def _facts(report: ModelReport, config: ModelConfig, fit: FitReport) -> Iterator
     yield "positions", "; ".join(dict.fromkeys(_position(config, layer) for layer in config.layers))
     yield "context", f"{config.context_length:,} tokens"
     yield "KV cache", f"{report.kv_bytes_per_token:,} bytes a token in {report.dtype}"
-    yield "needs", f"{_size(fit.weight_bytes)} of weights in {report.dtype}, {_size(fit.context_bytes)} of KV a context"
+    yield "needs", f"{_size(fit.weight_bytes)} of weights, {_size(fit.context_bytes)} of KV a full context"
     yield "fits here", _fits(config, fit)
 
 

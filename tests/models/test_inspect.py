@@ -12,6 +12,7 @@ from engine.models.loader import open_model
 from kernels.interface import DType
 from tests.models.cases import FAMILIES
 from tests.models.tiny import EVEN, WINDOW, TinyModel, save
+from tests.models.to_gguf import write_gguf
 
 LLAMA = TinyModel("inspected", "llama", EVEN | {"head_dim": 8})
 SLIDING = TinyModel("sliding", "mistral", EVEN | {"sliding_window": WINDOW})
@@ -38,6 +39,15 @@ def test_a_model_that_fits(tmp_path: Path) -> None:
     assert "LlamaForCausalLM (family Llama)" in text
     assert "192 bytes a token in bfloat16" in text
     assert text.endswith("can be served yes")
+
+
+def test_quantised_weights_count_at_their_own_bits(tmp_path: Path) -> None:
+    tiny = TinyModel("quantised", "llama", EVEN | {"hidden_size": 96, "intermediate_size": 64, "head_dim": 16})
+    report = inspect_model(write_gguf(tiny.build(), tmp_path / "model.gguf", "Q8_0"), GIGABYTE)
+    formats = dict(report.formats)
+    assert set(formats) == {"Q8_0", "F32"}
+    assert report.fit is not None
+    assert report.fit.weight_bytes == formats["Q8_0"] + formats["F32"] // 2
 
 
 def test_a_sliding_group_stops_growing_at_its_window(tmp_path: Path) -> None:
