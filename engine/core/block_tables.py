@@ -21,7 +21,6 @@ class BlockTables:
         "changed_from",
         "first_live",
         "forked",
-        "has_duplicates",
         "namespace",
         "node",
         "num_committed_blocks",
@@ -41,10 +40,9 @@ class BlockTables:
         self.forked = False
         # Blocks whose tokens have been computed and offered to the prefix cache.
         self.num_committed_blocks = 0
-        # The tree node that leads to this sequence's next block; the path to it goes through the tables' own blocks.
+        # The tree node that leads to this sequence's next block. The path to it is made of the tables' own blocks, and
+        # is shorter than what is committed where the tree has other blocks for the same tokens.
         self.node: Node | None = None
-        # The tree has other blocks for tokens behind `node`: the tables keep theirs until release().
-        self.has_duplicates = False
 
     def mark_changed(self, group: int, index: int) -> None:
         """The executor doesn't know entry `index` as it is now."""

@@ -160,8 +160,8 @@ def _check_holder(kv: KVManager, seq: Sequence) -> None:
                 )
             node = node.parent
         _require(
-            path == seq.token_ids[: len(path)] and (len(path) == committed or tables.has_duplicates),
-            f"{seq.seq_id} stands at {path}, not at the end of its committed tokens",
+            len(path) <= committed and path == seq.token_ids[: len(path)],
+            f"{seq.seq_id} stands at {path}, which isn't the begin of its {committed} committed tokens",
         )
         _require(tables.node.namespace == seq.request.cache_namespace, f"{seq.seq_id} left its namespace")
 

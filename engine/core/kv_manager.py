@@ -99,7 +99,6 @@ class KVManager:
                     pool.acquire(block_id)
         tables.first_live = list(parent.first_live)
         tables.num_committed_blocks = parent.num_committed_blocks
-        tables.has_duplicates = parent.has_duplicates
         tables.forked = parent.forked = True
         self.cache.attach_fork(tables, parent)
         return tables
@@ -206,10 +205,8 @@ class KVManager:
 
     def release(self, tables: BlockTables, token_ids: list[int]) -> None:
         """Give up all references, from the end to the beginning (BlockPool says why). The tables are dead."""
-        duplicated: list[dict[int, int]] = [{} for _ in self.pools]
-        if tables.has_duplicates:
-            duplicated = self.cache.merge(tables, token_ids)
-        for pool, ids, found in zip(self.pools, tables.block_ids, duplicated, strict=True):
+        also_found = self.cache.merge(tables, token_ids)
+        for pool, ids, found in zip(self.pools, tables.block_ids, also_found, strict=True):
             for index in range(len(ids) - 1, -1, -1):
                 if ids[index] != NULL_BLOCK:
                     pool.release(ids[index])

@@ -79,10 +79,10 @@ class PrefixCache(Protocol):
         """Add the first num_blocks blocks of the tables, up to the first that it has already in another block."""
 
     def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
-        """Before tables with duplicates are released: add all their committed blocks that it lacks.
+        """Before tables are released: add all their committed blocks that it lacks.
 
-        Returns, per group, block index → the block found instead of the tables' own; the caller releases it together
-        with theirs.
+        Returns, per group, block index → the block found instead of the tables' own, acquired: the caller releases it
+        together with theirs.
         """
 
     def detach(self, tables: BlockTables) -> None:
@@ -220,12 +220,12 @@ class RadixCache:
         self._prune(node)
 
     def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
-        if not tables.has_duplicates:
-            self._walk(tables, token_ids, num_blocks, None)
+        self._walk(tables, token_ids, num_blocks, None)
 
     def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
         found: list[dict[int, int]] = [{} for _ in self._pools]
-        self._walk(tables, token_ids, tables.num_committed_blocks, found)
+        if self._node_of(tables).end < tables.num_committed_blocks:
+            self._walk(tables, token_ids, tables.num_committed_blocks, found)
         return found
 
     def _walk(
@@ -244,16 +244,12 @@ class RadixCache:
                 break
             num_common = self._num_common_blocks(child, token_ids, num_blocks)
             num_own = num_common if found is not None else self._num_own_blocks(child, tables, num_common)
-            if num_own < num_common:
-                tables.has_duplicates = True
-                if num_own == 0:
-                    break
+            if num_own == 0:
+                break
             if num_own < child.num_blocks:
                 child = self._split(child, num_own)
             self._meet(child, tables, found)
             node = child
-            if tables.has_duplicates and found is None:
-                break
         node.num_sequences += 1
         tables.node = node
 

@@ -7,8 +7,9 @@ up to and including it. A sequence that reads through its block tables must find
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.core.plan import (
     PENDING_TOKEN,
@@ -345,10 +346,9 @@ def make_driver(
     max_model_len: int = 8192,
     depth: int = 1,
     vocab_size: int = 1000,
-    make: Callable[..., Scheduler] = Scheduler,
-    **options: object,
+    **options: Any,
 ) -> Driver:
-    scheduler = make(
+    scheduler = Scheduler(
         kv,
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
