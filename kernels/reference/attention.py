@@ -26,13 +26,15 @@ _MAX_GROUP_BLOCKS = 4096  # bounds the dense copy that a group of decodes needs
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """Sequences with one query each. L = blocks per sequence · block_size gathered positions, the tail padded."""
+    """Sequences with one query each. Of the gathered positions the first L = num_positions are looked at: as many as
+    the longest sequence has."""
 
     rows: torch.Tensor | slice  # [S] which tokens
     num_seqs: int
     block_ids: torch.Tensor  # int32 [S · blocks per sequence]
+    num_positions: int
     mask: torch.Tensor | None  # additive [S, 1, 1, L]; None = everything is visible
-    unwritten: torch.Tensor | None  # positions in [S · L] outside the sequences, to be zeroed
+    unwritten: torch.Tensor | None  # of the S · blocks · block_size gathered ones, those to be zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ def _decode_group(
         visible_to[row] = lengths[seq] - first * block_size
         if window is not None:
             visible_from[row] = max(0, visible_to[row] - window)
-    positions = np.arange(num_blocks * block_size)
+    num_positions = int(visible_to.max())
+    positions = np.arange(num_positions)
     outside = positions >= visible_to[:, None]
     hidden = outside | (positions < visible_from[:, None])
     mask = unwritten = None
@@ -141,13 +144,15 @@ def _decode_group(
         mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
         mask = mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)[:, None, None, :]
     if outside.any():
-        unwritten = torch.from_numpy(outside.reshape(-1).nonzero()[0]).to(device)
+        seq_of, position_of = outside.nonzero()
+        unwritten = torch.from_numpy(seq_of * num_blocks * block_size + position_of).to(device)
     rows = [starts[seq] for seq, _, _ in group]
     consecutive = rows == list(range(rows[0], rows[0] + len(rows)))
     return DecodeGroup(
         rows=slice(rows[0], rows[0] + len(rows)) if consecutive else torch.tensor(rows, device=device),
         num_seqs=len(group),
         block_ids=torch.from_numpy(block_ids.reshape(-1)).to(device),
+        num_positions=num_positions,
         mask=mask,
         unwritten=unwritten,
     )
@@ -190,14 +195,17 @@ def paged_attention(
     outputs = out.view(num_tokens, num_kv_heads, heads_per_kv_head, out.shape[-1])
     keys, values = cache.keys[layer], cache.values[layer]
     for group in plan.decodes:
-        k = _gather(keys, group.block_ids, group.num_seqs, num_kv_heads, group.unwritten).to(q.dtype)
-        v = _gather(values, group.block_ids, group.num_seqs, num_kv_heads, group.unwritten).to(q.dtype)
+        k, v = (
+            _gather(part, group.block_ids, group.num_seqs, group.num_positions, num_kv_heads, group.unwritten, q.dtype)
+            for part in (keys, values)
+        )
         # the query heads of a KV head stand where the library expects query positions: K and V are read once
-        result = _attend(queries[group.rows], k, v, group.mask, False, spec)
-        outputs[group.rows] = result
+        outputs[group.rows] = _attend(queries[group.rows], k, v, group.mask, False, spec)
     for prefill in plan.prefills:
-        k = _gather(keys, prefill.block_ids, 1, num_kv_heads, None)[0, :, : prefill.num_keys].to(q.dtype)
-        v = _gather(values, prefill.block_ids, 1, num_kv_heads, None)[0, :, : prefill.num_keys].to(q.dtype)
+        k, v = (
+            _gather(part, prefill.block_ids, 1, prefill.num_keys, num_kv_heads, None, q.dtype)[0]
+            for part in (keys, values)
+        )
         for tile in prefill.tiles:
             rows = slice(tile.first_query, tile.first_query + tile.num_queries)
             tile_q = queries[rows].permute(1, 2, 0, 3)  # [kv_heads, heads per KV head, queries, D]
@@ -208,9 +216,15 @@ def paged_attention(
 
 
 def _gather(
-    layer: torch.Tensor, block_ids: torch.Tensor, num_seqs: int, num_kv_heads: int, unwritten: torch.Tensor | None
+    layer: torch.Tensor,
+    block_ids: torch.Tensor,
+    num_seqs: int,
+    num_positions: int,
+    num_kv_heads: int,
+    unwritten: torch.Tensor | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Dense [S, kv_heads, L, D] of the blocks.
+    """Dense [S, kv_heads, num_positions, D] of the blocks.
 
     Positions outside the sequences are zeroed: a block's unwritten slots hold what its last owner left, and a NaN
     there would pass through any mask.
@@ -218,7 +232,8 @@ def _gather(
     dense = layer.index_select(0, block_ids)  # [S · blocks, block_size, kv_heads · D]
     if unwritten is not None:
         dense.flatten(0, 1).index_fill_(0, unwritten, 0.0)
-    return dense.view(num_seqs, -1, num_kv_heads, dense.shape[-1] // num_kv_heads).transpose(1, 2)
+    heads = dense.view(num_seqs, -1, num_kv_heads, dense.shape[-1] // num_kv_heads)
+    return heads[:, :num_positions].transpose(1, 2).to(dtype)
 
 
 def _attend(
