@@ -13,6 +13,9 @@ from server.errors import WireError, to_wire_status
 ABORT_EXTENSION = "octavo.abort"  # in scope["extensions"]: a function that closes the connection without flushing
 
 
+_LINGER_SECONDS = 2.0  # for the client to read why it was refused
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The head of each request must be small and arrive in time. Subclasses set the limits."""
 
@@ -23,6 +26,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._in_head = True
         self._head_bytes = 0
+        self._refused = False
         self._head_timer: asyncio.TimerHandle | None = self.loop.call_later(
             self.head_timeout_seconds, self._head_too_slow
         )
@@ -32,8 +36,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        if self._in_head and not (self._refused or self.transport.is_closing()):
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
                 self._refuse(431, f"The headers exceed this server's limit of {self.max_head_bytes} bytes")
@@ -72,7 +78,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         body = error.json()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        self._refused = True
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        self.transport.write_eof()  # closing now, with data unread, would reset the connection before it is read
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
 
 def bounded_protocol(max_head_bytes: int, head_timeout_seconds: float) -> type[Any]:

@@ -30,17 +30,24 @@ async def load_model(settings: Settings, report: Report) -> ServedModel:
     files = await asyncio.to_thread(resolve_model, settings.model, settings.cache_dir)
     client = EngineClient(engine_config(settings, files.path))
     await client.start()
+    watching = asyncio.create_task(_watch(client, report))
+    loading = asyncio.gather(client.wait_ready(), asyncio.to_thread(_load_text, files.path))
     try:
-        loading_text = asyncio.create_task(asyncio.to_thread(load_tokenizer, files.path))
-        watching = asyncio.create_task(_watch(client, report))
-        try:
-            info = await client.wait_ready()
-        finally:
-            watching.cancel()
-        return _served_model(settings, files, await loading_text, client, info)
+        info, text = await loading
+        return _served_model(settings, files, text, client, info)
     except BaseException:
         await client.close()
         raise
+    finally:
+        watching.cancel()
+
+
+def _load_text(path: Path) -> LoadedText:
+    """The text side, with the tables that it would make for the first request made now."""
+    text = load_tokenizer(path)
+    text.tokenizer.decode((0,), skip_special_tokens=True)
+    text.tokenizer.decode((0,), skip_special_tokens=False)
+    return text
 
 
 async def _watch(client: EngineClient, report: Report) -> None:

@@ -183,10 +183,8 @@ def test_the_fingerprint_changes_with_what_can_change_an_answer(tmp_path: Any) -
     from server.model_store import ModelFiles
 
     files = ModelFiles("m", tmp_path)
-    variants = [INFO] + [
-        replace(INFO, **cast(Any, {field: "other"}))
-        for field in ("dtype", "kernels", "device", "quantization", "kv_cache_dtype")
-    ]
+    fields = ("dtype", "kernels", "device", "quantization", "kv_cache_dtype")
+    variants = [INFO] + [replace(INFO, **cast(Any, {field: "other"})) for field in fields]
     prints = {fingerprint(files, info) for info in variants} | {fingerprint(ModelFiles("n", tmp_path), INFO)}
     assert len(prints) == len(variants) + 1
     assert fingerprint(files, INFO) == fingerprint(files, INFO)
