@@ -23,6 +23,7 @@ from server.text.output import ChoiceOutput, LogprobEntry
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
+_UPDATES_PER_TURN = 4
 
 
 class Part(NamedTuple):
@@ -127,10 +128,12 @@ class Generation:
         try:
             async with contextlib.aclosing(self._submit()) as stream:
                 async for updates in stream:
-                    for update in updates:
+                    for number, update in enumerate(updates, 1):
                         part = self._take(update)
                         if part is not None:
                             yield part
+                        if number % _UPDATES_PER_TURN == 0:
+                            await asyncio.sleep(0)  # a backlog must not keep the loop from the others
                     if not self._num_open:
                         break
         finally:

@@ -70,15 +70,15 @@ def health_watched(server: LiveServer) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize("num_streams", [64, 128])
-async def test_many_streams_of_mixed_lengths_all_complete(fake_server: LiveServer, num_streams: int) -> None:
+async def test_many_streams_of_mixed_lengths_all_complete(slow_server: LiveServer, num_streams: int) -> None:
     lengths = [100 + (number * 37) % 200 for number in range(num_streams)]
-    with health_watched(fake_server) as latencies:
-        async with many_connections(fake_server) as http:
+    with health_watched(slow_server) as latencies:
+        async with many_connections(slow_server) as http:
             streams = [_mixed_stream(http, number, length) for number, length in enumerate(lengths)]
             answers = await asyncio.gather(*streams)
     assert [num_tokens(chunks) for chunks in answers] == lengths
     assert percentile(latencies, 0.99) < 0.2
-    until(lambda: running(fake_server) == 0, 2)
+    until(lambda: running(slow_server) == 0, 2)
 
 
 async def _mixed_stream(http: httpx.AsyncClient, number: int, length: int) -> list[dict[str, Any]]:
