@@ -35,7 +35,7 @@ class Roster:
     def __init__(self, kv: KVManager, queue: QueuePolicy) -> None:
         self.kv = kv
         self.queue = queue
-        self.running: list[Sequence] = []  # in the order of admission
+        self.running: list[Sequence] = []  # by admission; choices stand behind the one they parted from
         self.departing: list[Sequence] = []  # no longer running, but in a step under way: they hold their blocks
         self.live: dict[int, dict[int, Sequence]] = {}  # request id → choice index → sequence that hasn't ended
         self.counters = Counters()
@@ -67,6 +67,7 @@ class Roster:
 
         As many as there are slots run at once, sharing its blocks; the others wait at the head of the queue.
         """
+        place = self.running.index(parent) + 1
         waiting = []
         for choice_index in parent.forkable_choices:
             child = parent.part(choice_index, self.step_id)
@@ -78,7 +79,8 @@ class Roster:
                 child.tables = self.kv.fork(self.tables_of(parent))
                 child.num_computed_tokens = parent.num_computed_tokens
                 child.status = Status.RUNNING
-                self.running.append(child)
+                self.running.insert(place, child)
+                place += 1
             else:
                 waiting.append(child)
         parent.stop_forking()
