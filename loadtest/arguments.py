@@ -32,6 +32,9 @@ def parser() -> argparse.ArgumentParser:
     target, workload, output = _target_options(), _workload_options(), _output_options()
 
     run = commands.add_parser("run", parents=[target, workload, output], help="one workload on one server")
+    run.add_argument(
+        "--weight-bytes", type=int, metavar="N", help="size of the model's weights: states one stream's ceiling"
+    )
     run.add_argument("--compact", action="store_true", help="keep no time of every token in report.json")
 
     compare = commands.add_parser(

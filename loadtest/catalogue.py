@@ -15,7 +15,7 @@ class Measure:
 
     name: str
     unit: str
-    higher_is_better: bool
+    higher_is_better: bool | None  # None: neither, it only explains
     get: Callable[[RunReport], float | None]
     scale: float = 1.0
 
@@ -89,8 +89,9 @@ MEASURES: tuple[Measure, ...] = (
     Measure("gap max during intrusion", "ms", False, _interference(lambda i: _max(i.gap_during)), 1e3),
     Measure("intrusion", "s", False, _interference(lambda i: i.intrusion_seconds)),
     Measure("intruders' prefill tok/s", "tok/s", True, _interference(lambda i: i.prefill_tokens_per_second)),
-    Measure("in flight max", "", False, lambda r: float(r.summary.in_flight_max)),
+    Measure("in flight max", "", None, lambda r: float(r.summary.in_flight_max)),
     Measure("failed", "", False, lambda r: float(r.summary.num_requests - r.summary.num_ok)),
     Measure("server CPU", "cores", False, lambda r: r.server.cpu_cores),
+    Measure("CPU of other processes", "cores", None, lambda r: r.server.foreign_cpu_cores),
     Measure("server peak RSS", "MB", False, lambda r: r.server.peak_rss_bytes, 1e-6),
 )

@@ -186,8 +186,8 @@ def _drive(work: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 async def _once(args: argparse.Namespace, plan: Plan, target: Target, progress: Progress) -> RunReport:
-    machine = describe_machine(measure_bandwidth=args.ceiling)
     options = _options(args, every_token=args.command == "run" and not args.compact)
+    machine = describe_machine(measure_bandwidth=args.ceiling or options.weight_bytes is not None)
     server = Server(target.base_url.partition("//")[2], target)
     return await run_plan(plan, server, options, machine, progress, time.perf_counter)
 
@@ -249,6 +249,7 @@ def _options(args: argparse.Namespace, *, every_token: bool) -> Options:
         request_timeout_seconds=args.timeout,
         objective=args.objective,
         every_token=every_token,
+        weight_bytes=args.weight_bytes if args.command == "run" else None,
         report_when_interrupted=args.command == "run",
     )
 

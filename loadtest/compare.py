@@ -67,6 +67,8 @@ def strongest(measure: Measure, columns: Mapping[str, Sequence[float]]) -> str |
 
 
 def _outcome(measure: Measure, values: Sequence[float], baseline: Sequence[float]) -> str:
+    if measure.higher_is_better is None:
+        return "no winner: neither way is better"
     if min(len(values), len(baseline)) < MIN_REPETITIONS:
         return f"no winner: fewer than {MIN_REPETITIONS} repetitions"
     if min(values) > max(baseline):

@@ -82,7 +82,7 @@ class LaunchedServer:
         return self._process.pid
 
     async def healthy(self, timeout_seconds: float) -> Target:
-        """Waits for a 200 from /health. Raises BenchError with the log's end if the process dies or the time is
+        """Waits until it can serve. Raises BenchError with the log's end if the process dies or the time is
         over; it is then no longer running."""
         target = make_target(self.url)
         with contextlib.closing(Client(target, time.perf_counter, "completions", 5.0)) as client:
@@ -105,8 +105,7 @@ class LaunchedServer:
             if self._process.poll() is not None:
                 raise BenchError(f"{self.name} ended with code {self._process.returncode}:\n{self._tail()}")
             with contextlib.suppress(OSError, ConnectionLost):
-                status, _ = await client.fetch("GET", "/health")
-                if status == 200:
+                if await _serves(client):
                     self.startup_seconds = time.monotonic() - self._began_at
                     return
             await asyncio.sleep(_POLL_SECONDS)
@@ -122,6 +121,15 @@ class LaunchedServer:
         self._log.flush()
         data = Path(self._log.name).read_bytes()
         return data[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+
+
+async def _serves(client: Client) -> bool:
+    """200 from /health, and no 503 from /ready: some servers are alive before they can serve."""
+    health, _ = await client.fetch("GET", "/health")
+    if health != 200:
+        return False
+    ready, _ = await client.fetch("GET", "/ready")
+    return ready != 503
 
 
 def _split(command: str) -> tuple[dict[str, str], list[str]]:

@@ -22,7 +22,7 @@ class TreeUse:
 
 def tree_use(pid: int) -> TreeUse | None:
     """Use of the process tree rooted at `pid`; None if it is gone or there is no /proc."""
-    stats = dict(_all_stats())
+    stats = {process: fields for process, _, fields in _all_stats()}
     if pid not in stats:
         return None
     tree, front = {pid}, {pid}
@@ -32,6 +32,16 @@ def tree_use(pid: int) -> TreeUse | None:
     # fields count from the state: utime, stime, cutime, cstime are 11 … 14, rss is 21
     cpu_ticks = sum(int(ticks) for member in tree for ticks in stats[member][11:15])
     return TreeUse(cpu_ticks * _TICK_SECONDS, sum(int(stats[member][21]) for member in tree) * _PAGE_BYTES)
+
+
+def process_cpu_seconds(pid: int) -> dict[str, float]:
+    """CPU seconds of a process, under the name "server", and of each of its living children, by their names. {} where
+    there is no /proc."""
+    return {
+        "server" if process == pid else name: sum(int(ticks) for ticks in fields[11:13]) * _TICK_SECONDS
+        for process, name, fields in _all_stats()
+        if process == pid or int(fields[1]) == pid
+    }
 
 
 def busy_cpu_seconds() -> float | None:
@@ -44,13 +54,15 @@ def busy_cpu_seconds() -> float | None:
     return (user + nice + system + irq + softirq) * _TICK_SECONDS
 
 
-def _all_stats() -> Iterator[tuple[int, list[str]]]:
+def _all_stats() -> Iterator[tuple[int, str, list[str]]]:
+    """Process id, name, and the fields of /proc/PID/stat from the state on."""
     if not _PROC.is_dir():
         return
     for entry in _PROC.iterdir():
         if entry.name.isdigit():
             try:
                 # the command name in brackets may itself hold spaces and brackets
-                yield int(entry.name), (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                command, _, fields = (entry / "stat").read_text().rpartition(")")
+                yield int(entry.name), command.partition("(")[2], fields.split()
             except OSError:
                 continue  # ended while we looked

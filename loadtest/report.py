@@ -80,6 +80,7 @@ class Setup(Struct, frozen=True):
     warmup: int
     tokens_counted_by: str
     extra_body: dict[str, Any]
+    weight_bytes: int | None  # as given: what one decode step of one stream must read at least
 
 
 class RunReport(Struct, frozen=True, tag_field="schema", tag="octavo.bench.run/1"):

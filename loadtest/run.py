@@ -46,6 +46,7 @@ class Options:
     metrics_interval_seconds: float = 0.5
     objective: Objective | None = None
     every_token: bool = True  # keep the time of every chunk in the report
+    weight_bytes: int | None = None  # of the served model, to state the ceiling of one stream
     report_when_interrupted: bool = False  # Ctrl-C ends the run early instead of the program (main thread only)
 
 
@@ -133,6 +134,7 @@ async def run_plan(
             warmup=len(plan.warmup),
             tokens_counted_by=plan.tokens_counted_by,
             extra_body=target.extra_body,
+            weight_bytes=options.weight_bytes,
         ),
         summary=summarise(records, options.objective, load.background if isinstance(load, Intrusion) else None),
         client=health,

@@ -134,7 +134,8 @@ class ScriptedServer:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         loop = asyncio.get_running_loop()
         due = loop.time() + answer.ttft_seconds
-        num_tokens = int(body["max_tokens"]) if answer.num_tokens is None else answer.num_tokens
+        asked = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
+        num_tokens = asked if answer.num_tokens is None else answer.num_tokens
         for number in range(num_tokens):
             if number == answer.stall_after:
                 await reader.read()  # until the client gives up
@@ -162,8 +163,11 @@ class ScriptedServer:
 
 
 def _num_words(body: dict[str, Any]) -> int:
-    texts = [body["prompt"]] if "prompt" in body else [message["content"] for message in body["messages"]]
-    return sum(len(text.split()) for text in texts)
+    if "prompt" in body:
+        return len(body["prompt"].split())
+    contents = [message["content"] for message in body["messages"]]
+    parts = [content if isinstance(content, list) else [{"text": content}] for content in contents]
+    return sum(len(part.get("text", "").split()) for content in parts for part in content)
 
 
 def _chunk(text: str, chat: bool, finish_reason: str | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -111,11 +111,23 @@ def _figures(report: RunReport) -> Table:
     shown.append(("in flight, mean", f"{summary.in_flight_mean:.1f}"))
     if isinstance(report.setup.workload.load, Open | Replay):
         shown.append(("in flight, growth", f"{summary.in_flight_growth_per_second:+.3f} /s"))
-    if report.machine.read_bytes_per_second is not None:
-        shown.append(("memory read ceiling", f"{report.machine.read_bytes_per_second / 1e9:.1f} GB/s"))
+    shown += _ceiling(report)
     shown.append(("client CPU", f"{client.cpu_share:.1%} of a core"))
     shown.append(("client lag p99", f"{client.loop_lag_p99_seconds * 1e3:.1f} ms"))
     return Table("Figures", ("figure", "value"), tuple(shown))
+
+
+def _ceiling(report: RunReport) -> list[tuple[str, str]]:
+    """The machine's measured limit, and how near one stream comes to it: a decode step reads every weight once."""
+    bandwidth, weights = report.machine.read_bytes_per_second, report.setup.weight_bytes
+    if bandwidth is None:
+        return []
+    shown = [("memory read ceiling", f"{bandwidth / 1e9:.1f} GB/s")]
+    decode = report.summary.decode_tokens_per_second
+    if weights and decode:
+        limit = bandwidth / weights
+        shown.append(("one stream's decode ceiling", f"{limit:.0f} tok/s, {decode.p50 / limit:.0%} reached"))
+    return shown
 
 
 def _compare_tables(report: CompareReport) -> list[Table]:
@@ -125,7 +137,6 @@ def _compare_tables(report: CompareReport) -> list[Table]:
 
 def _workload_table(report: CompareReport, workload: str) -> Table:
     baseline, *others = report.servers
-    no_winner = "none: overlap" if report.repetitions >= MIN_REPETITIONS else "none: too few"
     rows = []
     for measure in MEASURES:
         found = [v for v in report.verdicts if v.workload == workload and v.measure == measure.name]
@@ -136,17 +147,25 @@ def _workload_table(report: CompareReport, workload: str) -> Table:
         cells.append(_spread(measure, values[baseline]))
         for verdict in found:
             cells += [_spread(measure, verdict.values), _ratio(verdict)]
-        rows.append((*cells, strongest(measure, values) or no_winner))
+        rows.append((*cells, _winner(report, measure, values)))
     columns = ["measure", baseline]
     for other in others:
         columns += [other, f"÷ {baseline}"]
     return Table(
-        f"{workload}: {report.repetitions} interleaved repetitions",
+        f"{workload}: {report.repetitions} interleaved repetition{'s' if report.repetitions > 1 else ''}",
         (*columns, "winner"),
         tuple(rows),
         note="median (min – max); ratios of medians (min – max over pairs); "
         f"a winner's whole range lies beyond every other's, in at least {MIN_REPETITIONS} repetitions",
     )
+
+
+def _winner(report: CompareReport, measure: Measure, values: Mapping[str, Sequence[float]]) -> str:
+    if measure.higher_is_better is None:
+        return ""
+    if report.repetitions < MIN_REPETITIONS:
+        return "none: too few"
+    return strongest(measure, values) or "none: overlap"
 
 
 def _sweep_table(report: SweepReport) -> Table:
@@ -177,10 +196,12 @@ def _ms(found: Distribution | None, statistic: str) -> str:
 
 
 def _spread(measure: Measure, values: Sequence[float]) -> str:
-    return f"{measure.shown(median(values))} ({measure.shown(min(values))} – {measure.shown(max(values))})"
+    middle = measure.shown(median(values))
+    return middle if len(values) == 1 else f"{middle} ({measure.shown(min(values))} – {measure.shown(max(values))})"
 
 
 def _ratio(verdict: Verdict) -> str:
     if verdict.ratio is None or verdict.ratio_low is None or verdict.ratio_high is None:
         return "–"
-    return f"{verdict.ratio:.2f} ({verdict.ratio_low:.2f} – {verdict.ratio_high:.2f})"
+    spread = f" ({verdict.ratio_low:.2f} – {verdict.ratio_high:.2f})" if len(verdict.values) > 1 else ""
+    return f"{verdict.ratio:.2f}{spread}"

@@ -130,7 +130,7 @@ def test_the_comparison_names_a_winner_only_where_there_is_one(compare_report):
     assert winners["ttft p50, ms"] == "none: overlap"
     two = replace(compare_report, repetitions=2, runs=compare_report.runs[:6])
     two = replace(two, verdicts=verdicts(two.runs, two.servers))
-    assert {row[-1] for row in tables(two)[0].rows} == {"none: too few"}
+    assert {row[-1] for row in tables(two)[0].rows} == {"none: too few", ""}
 
 
 def test_the_sweep_marks_its_knee(sweep_report):
@@ -167,3 +167,12 @@ def test_octavos_own_metrics_exist_under_the_names_looked_for():
     expected = {name for name, sources in SOURCES.items() if any(s.metric.startswith("octavo_") for s in sources)}
     assert set(found) == expected
     assert (found["running"], found["kv_cached_blocks"], found["preemptions"]) == (2.0, 9.0, 12.0)
+
+
+def test_the_ceiling_of_one_stream_is_bandwidth_over_weights(run_report):
+    """30 GB/s over 100 MB is 300 tokens/s; the run's streams decode 1/0.6 s = 1.67."""
+    machine = replace(MACHINE, read_bytes_per_second=30e9)
+    setup = replace(run_report.setup, weight_bytes=100_000_000)
+    rows = dict(tables(replace(run_report, machine=machine, setup=setup))[1].rows)
+    assert rows["memory read ceiling"] == "30.0 GB/s"
+    assert rows["one stream's decode ceiling"] == "300 tok/s, 1% reached"

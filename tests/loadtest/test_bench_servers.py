@@ -22,6 +22,7 @@ from loadtest.run import Options, make_plan
 from loadtest.scripted_server import Answer, ScriptedServer
 from loadtest.target import make_target
 from loadtest.workloads import Closed, builtin_workloads
+from server.flags import parse_serve
 
 _SCRIPTED = f"{sys.executable} -m loadtest.scripted_server --port {{port}}"
 
@@ -86,6 +87,9 @@ def test_presets_start_octavo_and_know_their_workloads():
     first = find_preset("batching").servers("octavo serve --model x")[1]
     assert first.name == "static"
     assert first.command.startswith("octavo serve --model x --host 127.0.0.1 --port {port} --batching static")
+    for preset in builtin_presets().values():
+        for flags in preset.variants.values():
+            parse_serve(flags.split())  # Octavo has every flag
     with pytest.raises(BenchError, match="there are batching"):
         find_preset("nothing")
 
@@ -125,7 +129,7 @@ def test_servers_take_turns_and_get_the_same_prompts():
     assert [run.setup.name for run in report.runs] == list("abcbcacab")
     assert prompts["a"] == prompts["b"] == prompts["c"]
     assert len(set(prompts["a"])) == 12  # each repetition has its own
-    assert {verdict.outcome for verdict in report.verdicts} == {"no winner: the spreads overlap"}
+    assert all(verdict.outcome.startswith("no winner") for verdict in report.verdicts)
     assert all(len(row.token_times) == 2 for run in report.runs for row in run.requests)
 
 
