@@ -12,8 +12,12 @@ from server.protocol.common import RequestModel, SamplingFields, TokenIds, WireM
 class GenerateRequest(SamplingFields):
     prompt: Annotated[str | TokenIds, Field(union_mode="left_to_right")] = Field(description="A string or token ids.")
     max_tokens: int | None = Field(None, ge=0, description="Default 128.")
-    n: Literal[1] | None = Field(None, description="One answer a request.")
+    n: Literal[1] | None = Field(None, description="Only 1.")
     stream: Literal[False] | None = Field(None, description="/generate/stream streams.")
+    stream_options: None = Field(None, description="Refused: the last event has the totals anyway.")
+    prompt_logprobs: None = Field(None, description="Refused: /v1/completions has them.")
+    return_token_ids: bool | None = Field(None, description="Accepted; the ids are always there.")
+    return_timings: bool | None = Field(None, description="Accepted; the times are always there.")
 
 
 class GenerateResponse(WireModel):
