@@ -69,6 +69,9 @@ class ScheduledSeq(NamedTuple):
 class SchedulerOutput:
     """One step. An executor first forgets, then copies blocks, then runs the sequences in this order.
 
+    `forget` names sequences of which no step is under way, and makes room before new records come: an executor never
+    knows more than max_num_seqs sequences.
+
     Without sequences it carries nothing at all: it is no step, and need neither be submitted nor updated.
     """
 

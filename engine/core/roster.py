@@ -7,6 +7,7 @@ add ─▶ WAITING ──admit──▶ RUNNING ──end──▶ ENDED
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 from engine.core.block_tables import BlockTables
@@ -42,6 +43,11 @@ class Roster:
         self.step_id = 0
         self._forget: list[SeqId] = []
 
+    @property
+    def num_resident(self) -> int:
+        """Sequences that an executor may know: those that run, and those whose last step is still under way."""
+        return len(self.running) + len(self.departing)
+
     def enlist(self, seq: Sequence, *, front: bool = False) -> None:
         """A new sequence waits; `front` if it belongs to a request that has run."""
         self.live.setdefault(seq.seq_id.request_id, {})[seq.seq_id.choice_index] = seq
@@ -54,18 +60,17 @@ class Roster:
         """A sequence taken out of the queue runs, starting behind its cached prefix."""
         seq.tables = self.kv.admit(seq.request.cache_namespace, match)
         seq.num_computed_tokens = match.num_blocks * self.kv.block_size
-        seq.status = Status.RUNNING
-        self.running.append(seq)
+        self._start_running(seq)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             if self.kv.cache.enabled and seq.max_cached_tokens() > 0:
                 self.counters.prefix_query_tokens += seq.num_tokens
                 self.counters.prefix_hit_tokens += seq.num_computed_tokens
 
-    def fork(self, parent: Sequence, max_running: int) -> None:
+    def fork(self, parent: Sequence, max_resident: int) -> None:
         """Let the choices of a running sequence go their own ways, from all but its last prompt token.
 
-        As many as there are slots run at once, sharing its blocks; the others wait at the head of the queue.
+        As many as there is room for run at once, sharing its blocks; the others wait at the head of the queue.
         """
         place = self.running.index(parent) + 1
         waiting = []
@@ -74,7 +79,7 @@ class Roster:
             if parent.num_computed_tokens > 0:  # the parent's steps have reported the prompt, or are about to
                 child.num_prompt_logprobs = child.num_prompt_tokens
                 parent.children.append(child)
-            if len(self.running) < max_running:
+            if self.num_resident < max_resident:
                 self.live[child.seq_id.request_id][choice_index] = child
                 child.tables = self.kv.fork(self.tables_of(parent))
                 child.num_computed_tokens = parent.num_computed_tokens
@@ -86,6 +91,7 @@ class Roster:
         parent.stop_forking()
         for child in reversed(waiting):
             self.enlist(child, front=True)
+        return running
 
     def part_without(self, parent: Sequence) -> None:
         """Let the choices that a sequence stands for go their own ways, because it alone is going to end."""
@@ -95,7 +101,7 @@ class Roster:
             self.enlist(child, front=True)
 
     def preempt_last(self) -> None:
-        """The sequence admitted last goes back to the head of the queue, at once or when its steps are through."""
+        """The last of the running goes back to the head of the queue, at once or when its steps are through."""
         seq = self.running[-1]
         self.counters.preemptions += 1
         self.counters.preempted_tokens += seq.num_computed_tokens

@@ -80,7 +80,8 @@ class Scheduler:
     ) -> None:
         """`queue`: empty, owned by the scheduler from now on; None is first come, first served.
 
-        At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step.
+        At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step;
+        an executor knows no more than that at any time, from a sequence's record to the output that forgets it.
         Static batching, the baseline of benchmarks, admits only when nothing runs. A request waits for a prefix that
         another one is computing in at most max_prefix_wait_steps steps. Raises ConfigError on sizes below 1.
         """
@@ -90,7 +91,7 @@ class Scheduler:
         self.roster = Roster(self.kv, FCFSQueue() if queue is None else queue)
         self.steps_under_way: deque[StepUnderWay] = deque()
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._max_running = min(max_num_seqs, max_num_batched_tokens)
+        self._max_resident = min(max_num_seqs, max_num_batched_tokens)
         self._max_model_len = max_model_len
         self._is_static = batching == "static"
         self._max_prefix_wait_steps = max_prefix_wait_steps
@@ -191,7 +192,7 @@ class Scheduler:
 
     def _plan_chunk(self, plan: _Plan, seq: Sequence) -> None:
         if seq.must_fork:
-            self.roster.fork(seq, self._max_running)
+            self.roster.fork(seq, self._max_resident)
         num_tokens = min(seq.num_runnable_tokens(), plan.budget)
         if num_tokens > 0:
             num_tokens = self._make_room(plan, seq, num_tokens)
@@ -234,7 +235,7 @@ class Scheduler:
             if starts_waiting(seq, match, under_way, self.kv.block_size, self._max_prefix_wait_steps):
                 continue
             index = len(roster.running)
-            growth = min(index + seq.num_choices, self._max_running)
+            growth = min(index + seq.num_choices, self._max_resident)
             if index and not self.kv.fits(match, seq.num_tokens, [blocks + growth for blocks in promised]):
                 break
             passed_over.pop()
@@ -250,9 +251,9 @@ class Scheduler:
             queue.unpop(seq)
 
     def _may_admit(self, plan: _Plan) -> bool:
-        """Whether there is a slot and something to run; a static batch is put together whatever the budget."""
-        has_slot = len(self.roster.running) < self._max_running
-        return has_slot and not plan.short_of_blocks and (plan.budget > 0 or self._is_static)
+        """Whether there is room for one more, and tokens for it; a static batch is put together whatever the budget."""
+        has_place = self.roster.num_resident < self._max_resident
+        return has_place and not plan.short_of_blocks and (plan.budget > 0 or self._is_static)
 
     def _sequences_computing_prompts(self) -> list[Sequence]:
         """Running sequences whose prompt isn't all in the cache yet: others may wait for it."""

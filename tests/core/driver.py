@@ -134,8 +134,9 @@ class ContentExecutor:
     A step that fails a sequence leaves POISON where it wrote, and whoever reads that fails too.
     """
 
-    def __init__(self, kv: KVCapacity, vocab_size: int = 1000) -> None:
+    def __init__(self, kv: KVCapacity, vocab_size: int, max_num_seqs: int) -> None:
         self.kv = kv
+        self.max_num_seqs = max_num_seqs
         self.vocab_size = vocab_size
         self.memory: list[dict[tuple[int, int], int]] = [{} for _ in kv.groups]
         self.states: dict[SeqId, _State] = {}
@@ -194,6 +195,7 @@ class ContentExecutor:
                 seq.record, [[] for _ in self.kv.groups], tokens, histories(seq.record.cache_namespace, tokens)
             )
             self.states[seq.seq_id] = state
+            assert len(self.states) <= self.max_num_seqs, "no slot left"
         return self.states[seq.seq_id]
 
     def _write(self, seq_id: SeqId, state: _State, start: int, end: int) -> None:
@@ -263,9 +265,9 @@ class Outcome:
 class Driver:
     """Scheduler and executor, with up to `depth` steps under way; checks all invariants after each operation."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVCapacity, *, depth: int = 1, vocab_size: int = 1000) -> None:
+    def __init__(self, scheduler: Scheduler, executor: ContentExecutor, depth: int) -> None:
         self.scheduler = scheduler
-        self.executor = ContentExecutor(kv, vocab_size)
+        self.executor = executor
         self.depth = depth
         self.under_way: deque[tuple[SchedulerOutput, StepResult]] = deque()
         self.outcomes: dict[SeqId, Outcome] = {}
@@ -355,4 +357,4 @@ def make_driver(
         max_model_len=max_model_len,
         **options,
     )
-    return Driver(scheduler, kv, depth=depth, vocab_size=vocab_size)
+    return Driver(scheduler, ContentExecutor(kv, vocab_size, max_num_seqs), depth)
