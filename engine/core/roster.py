@@ -7,7 +7,6 @@ add ─▶ WAITING ──admit──▶ RUNNING ──end──▶ ENDED
 
 from __future__ import annotations
 
-from bisect import insort
 from dataclasses import dataclass
 
 from engine.core.block_tables import BlockTables
@@ -60,7 +59,8 @@ class Roster:
         """A sequence taken out of the queue runs, starting behind its cached prefix."""
         seq.tables = self.kv.admit(seq.request.cache_namespace, match)
         seq.num_computed_tokens = match.num_blocks * self.kv.block_size
-        self._start_running(seq)
+        seq.status = Status.RUNNING
+        self.running.append(seq)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             if self.kv.cache.enabled and seq.max_cached_tokens() > 0:
@@ -91,7 +91,6 @@ class Roster:
         parent.stop_forking()
         for child in reversed(waiting):
             self.enlist(child, front=True)
-        return running
 
     def part_without(self, parent: Sequence) -> None:
         """Let the choices that a sequence stands for go their own ways, because it alone is going to end."""
@@ -101,7 +100,7 @@ class Roster:
             self.enlist(child, front=True)
 
     def preempt_last(self) -> None:
-        """The last of the running goes back to the head of the queue, at once or when its steps are through."""
+        """The sequence admitted last goes back to the head of the queue, at once or when its steps are through."""
         seq = self.running[-1]
         self.counters.preemptions += 1
         self.counters.preempted_tokens += seq.num_computed_tokens
