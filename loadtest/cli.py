@@ -38,6 +38,7 @@ from loadtest.whatif import read_cost, simulation_tables
 from loadtest.workloads import Closed, Load, Open, Replay, Workload, builtin_workloads, load_workloads
 
 _Result = TypeVar("_Result")
+_WHOLE_TRACE = 1_000_000  # sessions at most
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,6 +98,7 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
 def _sweep(args: argparse.Namespace, console: Console) -> int:
     workload = _single_workload(args)
     target, progress = _target(args, args.url), _progress(args)
+    seeds: list[int] = []
 
     async def work() -> SweepReport:
         maker = await _maker(args, target)
@@ -104,7 +106,8 @@ def _sweep(args: argparse.Namespace, console: Console) -> int:
         async def run_at(rate: float) -> RunReport:
             progress.note(f"{rate:g} sessions per second")
             at_rate = msgspec.structs.replace(workload, load=Open(rate=rate, burstiness=args.burstiness))
-            return await _once(args, make_plan(at_rate, args.seed, maker, args.warmup), target, progress)
+            seeds.append(args.seed + len(seeds))  # its own prompts, or a rate would find those of the one before cached
+            return await _once(args, make_plan(at_rate, seeds[-1], maker, args.warmup), target, progress)
 
         runs, knee = await find_knee(run_at, args.from_rate, args.attainment, args.max_runs)
         return SweepReport(
@@ -125,11 +128,11 @@ def _cost(args: argparse.Namespace, console: Console) -> int:
 
     async def work() -> bytes:
         maker = await _maker(args, target)
-        client = Client(await with_model(target), time.perf_counter, "completions", args.timeout)
-        cost = await measure_step_cost(
-            client, maker, time.perf_counter, _progress(args), args.batch_sizes, args.prompt_lengths, args.seed
-        )
-        client.close()
+        clock = time.perf_counter
+        with closing(Client(await with_model(target), clock, "completions", args.timeout)) as client:
+            cost = await measure_step_cost(
+                client, maker, clock, _progress(args), args.batch_sizes, args.prompt_lengths, args.seed
+            )
         return msgspec.json.format(msgspec.json.encode(cost), indent=1)
 
     args.output.write_bytes(_drive(work()) + b"\n")
@@ -208,7 +211,7 @@ def _known_workloads(path: Path | None) -> dict[str, Workload]:
 
 
 def _workloads(args: argparse.Namespace) -> list[Workload]:
-    known = _known_workloads(args.workload_file)
+    known, load = _known_workloads(args.workload_file), _load(args)
     chosen = []
     for name in args.workload or ["smoke"]:
         if name not in known:
@@ -217,8 +220,8 @@ def _workloads(args: argparse.Namespace) -> list[Workload]:
         chosen.append(
             msgspec.structs.replace(
                 workload,
-                load=_load(args) or workload.load,
-                sessions=args.sessions or (1_000_000 if args.trace else workload.sessions),
+                load=load or workload.load,
+                sessions=args.sessions or (_WHOLE_TRACE if isinstance(load, Replay) else workload.sessions),
                 endpoint=args.endpoint or workload.endpoint,
             )
         )
@@ -233,6 +236,9 @@ def _single_workload(args: argparse.Namespace) -> Workload:
 
 
 def _load(args: argparse.Namespace) -> Load | None:
+    """The load that the command line asks for; None: the workload's own."""
+    if args.command == "sweep":
+        return None
     if args.users:
         return Closed(users=args.users)
     if args.rate:

@@ -129,3 +129,18 @@ def test_ended_by_a_signal_it_ends_the_servers_it_started(tmp_path):
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_recorded_trace_is_replayed(url, tmp_path):
+    """Three arrivals over 2 s, replayed ten times as fast."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text("at_seconds,prompt_tokens,output_tokens\n5,10,2\n6,20,3\n7,30,4\n")
+    arguments = ["run", "--url", url, "--trace", str(trace), "--speed", "10", "-o", str(tmp_path), "--quiet"]
+    assert main(arguments) == 0
+    report = read_report(tmp_path / "report.json")
+    assert isinstance(report, RunReport)
+    assert [(row.scheduled_at, row.prompt_tokens, row.output_tokens) for row in report.requests] == [
+        (0.0, 10, 2),
+        (0.1, 20, 3),
+        (0.2, 30, 4),
+    ]

@@ -176,3 +176,10 @@ def test_the_ceiling_of_one_stream_is_bandwidth_over_weights(run_report):
     rows = dict(tables(replace(run_report, machine=machine, setup=setup))[1].rows)
     assert rows["memory read ceiling"] == "30.0 GB/s"
     assert rows["one stream's decode ceiling"] == "300 tok/s, 1% reached"
+
+
+def test_a_run_in_which_everything_failed_still_has_its_page(tmp_path):
+    report, _ = run_scripted(lambda *_: Answer(status=500), workload(Closed(users=2), 4))
+    page.write_report(report, tmp_path)
+    assert ("http_500", "4") in {row for table in tables(report) for row in table.rows}
+    assert "0 ok of 4" in (tmp_path / "report.html").read_text()
