@@ -17,6 +17,8 @@ KV_SHARE_MOST = 0.9  # of what is left, to reach one full context
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
+SchedulingPolicy = Literal["fcfs", "sjf", "priority", "fair", "lpm"]
+
 FaultKind = Literal["die", "hang", "raise", "error"]
 
 
@@ -67,7 +69,8 @@ class EngineConfig:
     num_threads: int | None = None  # None = all that can help, with room for the server process
     prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"
-    scheduling_policy: Literal["fcfs"] = "fcfs"
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    max_queue_wait_steps: int = 2000  # under all policies but fcfs: who has waited that long goes first
     executor: Literal["local", "fake"] = "local"
     fake: FakeOptions = field(default_factory=FakeOptions)
 
@@ -98,7 +101,7 @@ class ResolvedConfig:
     num_threads: int
     prefix_caching: bool
     batching: Literal["continuous", "static"]
-    scheduling_policy: Literal["fcfs"]
+    scheduling_policy: SchedulingPolicy
 
 
 def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> ResolvedConfig:
@@ -135,6 +138,7 @@ def _check(config: EngineConfig, model: ModelFacts) -> None:
         "--block-size": config.block_size,
         "--kv-cache-memory": config.kv_cache_memory_bytes,
         "--threads": config.num_threads,
+        "--max-queue-wait-steps": config.max_queue_wait_steps,
     }
     for flag, value in positive.items():
         if value is not None and value < 1:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from engine.config import EngineConfig
-from engine.core.queue import FCFSQueue, QueuePolicy
+from engine.core.queue_policies import queue_factories
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, ModelError
 from engine.executor import Executor
@@ -35,8 +35,6 @@ from engine.types import EngineInfo, LoadProgress
 from engine.wire import DUMP_SIGNAL, Configure, Fatal, Loading, Ready, WireError
 
 logger = logging.getLogger(__name__)
-
-_QUEUES: dict[str, Callable[[], QueuePolicy]] = {"fcfs": FCFSQueue}  # by --scheduling-policy
 
 _PROCESS_NAME = b"octavo-engine"
 _LAST_WORDS_SECONDS = 5.0
@@ -117,7 +115,7 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
         max_num_batched_tokens=info.max_num_batched_tokens,
         max_num_seqs=info.max_num_seqs,
         max_model_len=info.max_model_len,
-        queue=_QUEUES[config.scheduling_policy](),
+        queue=queue_factories(config.max_queue_wait_steps)[config.scheduling_policy],
         prefix_cache=config.prefix_caching,
         batching=config.batching,
     )

@@ -79,6 +79,8 @@ class GenerationRequest:
     choice_index: int = 0
     n: int = 1
     cache_namespace: int = 0  # requests share cached prefixes only within one namespace
+    tenant: int = 0  # whose request it is, for fair queues
+    priority: int = 0  # lower goes first, under the priority policy
     pooling: Pooling | None = None  # an embedding request: max_tokens is 0, the vector comes in the last update
 
 

@@ -68,6 +68,7 @@ def _advance(
         if count < len(token_ids):
             roster.counters.overrun_tokens += len(token_ids) - count
             token_ids = token_ids[:count]
+        roster.queue.served(seq, count)
     elif num_computed == seq.num_prompt_tokens and not seq.samples:
         reason = FinishReason.LENGTH
     roster.kv.commit(roster.tables_of(seq), seq.token_ids, num_computed)

@@ -32,6 +32,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "arrival",
         "awaited",
         "awaited_blocks",
         "children",
@@ -46,6 +47,9 @@ class Sequence:
         "num_pending",
         "num_prompt_logprobs",
         "num_prompt_tokens",
+        "overdue",
+        "precedence",
+        "rank",
         "request",
         "run_limit",
         "sampling",
@@ -72,6 +76,12 @@ class Sequence:
         self.run_limit = max(self.num_prompt_tokens, self.max_num_tokens - 1)
         self.status = Status.WAITING
         self.enqueued_step = step_id
+        # The queue policy's own: what it sorts by, and whether the sequence has waited so long that it goes first.
+        self.arrival = 0
+        self.rank = 0
+        self.overdue = False
+        # Of two running sequences the one with the higher value is preempted first; the queue policy sets it.
+        self.precedence = 0
         self.tables: BlockTables | None = None  # while it runs or leaves
         self.num_in_flight = 0  # planned steps that name it and have not been updated
         self.sent = False  # the executor has its record
@@ -111,6 +121,11 @@ class Sequence:
     def num_choices(self) -> int:
         """Live choices that this sequence stands for."""
         return 1 + len(self.forkable_choices)
+
+    @property
+    def standing(self) -> tuple[bool, int]:
+        """Running sequences are kept in this order: the last is preempted first."""
+        return not self.overdue, self.precedence
 
     def num_runnable_tokens(self) -> int:
         """Tokens that the next step may compute."""
@@ -177,6 +192,8 @@ class Sequence:
         child = Sequence(replace(self.request, choice_index=choice_index), self.max_num_tokens, step_id)
         child.num_cached_tokens = self.num_cached_tokens
         child.num_prompt_logprobs = self.num_prompt_logprobs
+        child.precedence = self.precedence
+        child.overdue = self.overdue
         return child
 
     def restart(self, step_id: int) -> None:

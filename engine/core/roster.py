@@ -7,6 +7,7 @@ add ─▶ WAITING ──admit──▶ RUNNING ──end──▶ ENDED
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass
 
 from engine.core.block_tables import BlockTables
@@ -35,7 +36,8 @@ class Roster:
     def __init__(self, kv: KVManager, queue: QueuePolicy) -> None:
         self.kv = kv
         self.queue = queue
-        self.running: list[Sequence] = []  # by admission; choices stand behind the one they parted from
+        # By standing, then by admission; choices stand behind the one they parted from.
+        self.running: list[Sequence] = []
         self.departing: list[Sequence] = []  # no longer running, but in a step under way: they hold their blocks
         self.live: dict[int, dict[int, Sequence]] = {}  # request id → choice index → sequence that hasn't ended
         self.counters = Counters()
@@ -60,7 +62,7 @@ class Roster:
         seq.tables = self.kv.admit(seq.request.cache_namespace, match)
         seq.num_computed_tokens = match.num_blocks * self.kv.block_size
         seq.status = Status.RUNNING
-        self.running.append(seq)
+        insort(self.running, seq, key=lambda other: other.standing)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = seq.num_computed_tokens
             if self.kv.cache.enabled and seq.max_cached_tokens() > 0:
@@ -100,7 +102,7 @@ class Roster:
             self.enlist(child, front=True)
 
     def preempt_last(self) -> None:
-        """The sequence admitted last goes back to the head of the queue, at once or when its steps are through."""
+        """The last of the running goes back to the head of the queue, at once or when its steps are through."""
         seq = self.running[-1]
         self.counters.preemptions += 1
         self.counters.preempted_tokens += seq.num_computed_tokens

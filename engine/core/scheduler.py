@@ -32,7 +32,8 @@ from engine.core.kv_manager import KVManager
 from engine.core.outcome import absorb, terminal_updates
 from engine.core.plan import KVCapacity, ScheduledSeq, SchedulerOutput, StepResult
 from engine.core.prefix_wait import keeps_waiting, starts_waiting
-from engine.core.queue import FCFSQueue, QueuePolicy
+from engine.core.queue import QueueFactory, fcfs
+from engine.core.radix_cache import PrefixMatch
 from engine.core.request import Sequence, Status
 from engine.core.roster import Roster
 from engine.errors import ConfigError, EngineError, RequestRejected
@@ -73,12 +74,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_model_len: int,
-        queue: QueuePolicy | None = None,
+        queue: QueueFactory = fcfs,
         prefix_cache: bool = True,
         batching: Literal["continuous", "static"] = "continuous",
         max_prefix_wait_steps: int = DEFAULT_MAX_PREFIX_WAIT_STEPS,
     ) -> None:
-        """`queue`: empty, owned by the scheduler from now on; None is first come, first served.
+        """`queue` makes the queue of the waiting.
 
         At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step;
         an executor knows no more than that at any time, from a sequence's record to the output that forgets it.
@@ -88,7 +89,7 @@ class Scheduler:
         if min(max_num_batched_tokens, max_num_seqs, max_model_len, capacity.block_size) < 1:
             raise ConfigError("max_num_batched_tokens, max_num_seqs, max_model_len and block_size must be at least 1")
         self.kv = KVManager(capacity, prefix_cache=prefix_cache, max_step_tokens=max_num_batched_tokens)
-        self.roster = Roster(self.kv, FCFSQueue() if queue is None else queue)
+        self.roster = Roster(self.kv, queue(self._num_cached_tokens))
         self.steps_under_way: deque[StepUnderWay] = deque()
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_resident = min(max_num_seqs, max_num_batched_tokens)
@@ -165,6 +166,8 @@ class Scheduler:
         """
         self.roster.step_id += 1
         plan = _Plan(self._max_num_batched_tokens)
+        if self.roster.queue.preempts:
+            self._give_way_to_precedence()
         self._plan_running(plan)
         self._plan_waiting(plan)
         self._num_decode_tokens = len(plan.decodes)
@@ -185,30 +188,33 @@ class Scheduler:
         while index < len(running):  # forks lengthen the list, preemptions shorten it from behind
             seq = running[index]
             if not seq.lacks_one_token():
-                self._plan_chunk(plan, seq)
+                self._plan_chunk(plan, seq, may_preempt=True)
             elif self._make_room(plan, seq, 1):
                 plan.decodes.append(seq)
             index += 1
 
-    def _plan_chunk(self, plan: _Plan, seq: Sequence) -> None:
+    def _plan_chunk(self, plan: _Plan, seq: Sequence, *, may_preempt: bool) -> None:
         if seq.must_fork:
             self.roster.fork(seq, self._max_resident)
         num_tokens = min(seq.num_runnable_tokens(), plan.budget)
         if num_tokens > 0:
-            num_tokens = self._make_room(plan, seq, num_tokens)
+            num_tokens = self._make_room(plan, seq, num_tokens, may_preempt=may_preempt)
             if num_tokens:
                 plan.chunks.append((seq, num_tokens))
                 plan.budget -= num_tokens
 
-    def _make_room(self, plan: _Plan, seq: Sequence, num_tokens: int) -> int:
-        """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out."""
+    def _make_room(self, plan: _Plan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
+        """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out.
+
+        Newcomers may not preempt: the last of the running may have its share of this step already.
+        """
         running = self.roster.running
         while True:
             num_fitting = self.kv.grow(self.roster.tables_of(seq), seq.num_computed_tokens, num_tokens)
             if num_fitting:
                 return num_fitting
             plan.short_of_blocks = True
-            if self.roster.departing:
+            if self.roster.departing or not may_preempt:
                 return 0  # their blocks will be there when the step under way has been updated
             if running[-1] is seq and len(running) == 1:
                 if self.steps_under_way:
@@ -224,31 +230,62 @@ class Scheduler:
         if not len(queue) or (self._is_static and roster.running):
             return
         under_way = self._sequences_computing_prompts()
-        promised = [sum([self._missing(seq, g) for seq in roster.running]) for g in range(len(self.kv.pools))]
+        promised = self._promised_blocks()
         passed_over: list[Sequence] = []
         while len(queue) and self._may_admit(plan):
             seq = queue.pop(roster.step_id)
             passed_over.append(seq)
             if keeps_waiting(seq, self._max_prefix_wait_steps):
                 continue
-            match = self.kv.match(seq.request.cache_namespace, seq.token_ids, seq.max_cached_tokens())
+            match = self._match(seq)
             if starts_waiting(seq, match, under_way, self.kv.block_size, self._max_prefix_wait_steps):
                 continue
-            index = len(roster.running)
-            growth = min(index + seq.num_choices, self._max_resident)
-            if index and not self.kv.fits(match, seq.num_tokens, [blocks + growth for blocks in promised]):
+            if not self._fits(seq, match, promised):
                 break
             passed_over.pop()
+            num_running = len(roster.running)
             roster.admit(seq, match)
             if self.kv.cache.enabled:
                 under_way.append(seq)
-            while index < len(roster.running):  # itself, and the choices that part from it at once
-                newcomer = roster.running[index]
-                self._plan_chunk(plan, newcomer)
+            place = roster.running.index(seq)
+            while num_running < len(roster.running):  # itself, and the choices that part from it at once
+                newcomer = roster.running[place]
+                self._plan_chunk(plan, newcomer, may_preempt=False)
                 promised = [blocks + self._missing(newcomer, g) for g, blocks in enumerate(promised)]
-                index += 1
+                place += 1
+                num_running += 1
         for seq in reversed(passed_over):
             queue.unpop(seq)
+
+    def _give_way_to_precedence(self) -> None:
+        """Preempt the last of the running while it stands behind the head of the queue, which lacks place or blocks."""
+        roster, queue = self.roster, self.roster.queue
+        while len(queue) and roster.running and not roster.departing:
+            head = queue.pop(roster.step_id)
+            queue.unpop(head)
+            if head.overdue or head.standing >= roster.running[-1].standing or head.awaited is not None:
+                return
+            has_place = roster.num_resident < self._max_resident
+            if has_place and self._fits(head, self._match(head), self._promised_blocks()):
+                return
+            roster.preempt_last()
+
+    def _match(self, seq: Sequence) -> PrefixMatch:
+        return self.kv.match(seq.request.cache_namespace, seq.token_ids, seq.max_cached_tokens())
+
+    def _num_cached_tokens(self, seq: Sequence) -> int:
+        return self._match(seq).num_blocks * self.kv.block_size
+
+    def _fits(self, seq: Sequence, match: PrefixMatch, promised: list[int]) -> bool:
+        """The admission rule."""
+        num_running = len(self.roster.running)
+        growth = min(num_running + seq.num_choices, self._max_resident)
+        return not num_running or self.kv.fits(match, seq.num_tokens, [blocks + growth for blocks in promised])
+
+    def _promised_blocks(self) -> list[int]:
+        """Per group, the blocks that running sequences lack for the tokens they have."""
+        groups = range(len(self.kv.pools))
+        return [sum([self._missing(seq, group) for seq in self.roster.running]) for group in groups]
 
     def _may_admit(self, plan: _Plan) -> bool:
         """Whether there is room for one more, and tokens for it; a static batch is put together whatever the budget."""
