@@ -49,7 +49,7 @@ def parse_server(text: str) -> ServerSpec:
 class LaunchedServer:
     """A server process of ours. Its output goes to a log file, whose end is shown if it fails to start."""
 
-    def __init__(self, spec: ServerSpec, log_folder: Path | None = None) -> None:
+    def __init__(self, spec: ServerSpec) -> None:
         if spec.command is None:
             raise ValueError("a server with a URL is not ours to start")
         self.name = spec.name
@@ -57,11 +57,9 @@ class LaunchedServer:
         self.command = spec.command.replace("{port}", str(port))
         self.url = f"http://127.0.0.1:{port}"
         self.startup_seconds = 0.0
-        self._log: IO[bytes] = tempfile.NamedTemporaryFile(  # noqa: SIM115 - lives as long as the process
-            prefix=f"{spec.name}-", suffix=".log", dir=log_folder, delete=log_folder is None
-        )
         environment, arguments = _split(self.command)
-        began_at = time.monotonic()
+        self._log: IO[bytes] = tempfile.NamedTemporaryFile(suffix=".log")  # noqa: SIM115 - open until stop()
+        self._began_at = time.monotonic()
         try:
             self._process = subprocess.Popen(
                 arguments,
@@ -74,7 +72,6 @@ class LaunchedServer:
         except OSError as error:
             self._log.close()
             raise BenchError(f"cannot start {spec.name}: {error}") from error
-        self._began_at = began_at
 
     @property
     def pid(self) -> int:
@@ -90,14 +87,13 @@ class LaunchedServer:
         return target
 
     def stop(self) -> None:
-        """SIGTERM to the process group, SIGKILL if it lingers; returns when the process is gone."""
+        """SIGTERM to the process group, then SIGKILL to what is left of it; returns when the process is gone."""
         if self._process.poll() is None:
             self._signal(signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_TERM_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._signal(signal.SIGKILL)
-                self._process.wait()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
         self._log.close()
 
     async def _poll(self, client: Client, timeout_seconds: float) -> None:

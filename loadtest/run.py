@@ -7,7 +7,8 @@ import contextlib
 import gc
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -101,24 +102,16 @@ async def run_plan(
 ) -> RunReport:
     """Warms up, runs the plan and reports. Raises BenchError if the server does not answer at all."""
     target = await with_model(server.target, clock)
-    client = Client(target, clock, plan.workload.endpoint, options.request_timeout_seconds)
-    await _warm_up(plan, client, clock)
-    runner = Runner(client, options.bounds, clock)
-    watch = HealthWatch(clock, server.pid)
-    scraper = Scraper(Client(target, clock, plan.workload.endpoint, 5.0), clock, options.metrics_interval_seconds)
-    with _steady_memory(), _stop_on_interrupt(runner, options.report_when_interrupted):
+    endpoint, timeout = plan.workload.endpoint, options.request_timeout_seconds
+    with closing(Client(target, clock, endpoint, timeout)) as client, closing(Client(target, clock, endpoint)) as other:
+        await _warm_up(plan, client, clock)
+        runner = Runner(client, options.bounds, clock)
+        watch = HealthWatch(clock, server.pid)
+        scraper = Scraper(other, clock, options.metrics_interval_seconds)
         title = f"{server.name} · {plan.workload.name}"
-        work = (watch.run(), scraper.run(), progress.follow(title, runner.live))
-        helpers = [asyncio.create_task(helper) for helper in work]
-        try:
-            await _send(plan, runner)
-        finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-    health, use = watch.client([r.sent_at - r.scheduled_at for r in runner.records]), watch.server()
-    client.close()
-    scraper.close()
+        with _steady_memory(), _stop_on_interrupt(runner, options.report_when_interrupted):
+            await _accompanied(_send(plan, runner), watch.run(), scraper.run(), progress.follow(title, runner.live))
+            health, use = watch.client([r.sent_at - r.scheduled_at for r in runner.records]), watch.server()
     load = plan.workload.load
     records = sorted(runner.records, key=lambda record: (record.scheduled_at, record.request.session))
     return RunReport(
@@ -147,19 +140,31 @@ async def run_plan(
 
 async def with_model(target: Target, clock: Clock = time.perf_counter) -> Target:
     """The target with the first model that the server lists, unless one was named."""
-    client = Client(target, clock, "completions", 30.0)
-    try:
-        status, body = await client.fetch("GET", "/v1/models")
-        models: Any = orjson.loads(body)["data"] if status == 200 else []
-    except (OSError, ConnectionLost) as error:
-        raise BenchError(f"nothing answers at {target.base_url}: {error}") from error
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        models = []
-    finally:
-        client.close()
+    with closing(Client(target, clock, "completions", 30.0)) as client:
+        try:
+            status, body = await client.fetch("GET", "/v1/models")
+            models: Any = orjson.loads(body)["data"] if status == 200 else []
+        except (OSError, ConnectionLost) as error:
+            raise BenchError(f"nothing answers at {target.base_url}: {error}") from error
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            models = []
     if target.model is None and models:
         return replace(target, model=models[0]["id"])
     return target
+
+
+async def _accompanied(work: Coroutine[Any, Any, None], *helpers: Coroutine[Any, Any, None]) -> None:
+    """Runs `work` while the helpers run, and ends them with it. A helper's failure is raised at the end."""
+    tasks = [asyncio.create_task(helper) for helper in helpers]
+    try:
+        await work
+    finally:
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
 
 
 async def _send(plan: Plan, runner: Runner) -> None:

@@ -33,7 +33,6 @@ class Live:
     """Counters of a run in progress, for the eyes; the figures come from the records."""
 
     num_planned: int = 0
-    num_sent: int = 0
     num_in_flight: int = 0
     num_ended: int = 0
     num_failed: int = 0
@@ -82,21 +81,20 @@ class Runner:
         produced = [0] * len(background)
         ready = asyncio.Event()
 
-        def on_text(stream: int) -> None:
-            produced[stream] += 1
+        def advance(stream: int, num_tokens: int) -> None:
+            produced[stream] += num_tokens
             if not ready.is_set() and min(produced) >= load.after_tokens:
                 ready.set()
 
-        async def stream(number: int, session: Session) -> None:
-            await self._play(session, self.started_at, lambda: on_text(number))
-            produced[number] = max(produced[number], load.after_tokens)
-            if min(produced) >= load.after_tokens:
-                ready.set()
+        async def play(stream: int, session: Session) -> None:
+            await self._play(session, self.started_at, lambda: advance(stream, 1))
+            advance(stream, load.after_tokens)  # one that ended early keeps nobody waiting
 
         async with asyncio.TaskGroup() as group:
-            for number, session in enumerate(background):
-                group.create_task(stream(number, session))
-            await ready.wait()
+            for stream, session in enumerate(background):
+                group.create_task(play(stream, session))
+            if background:
+                await ready.wait()
             await self._play_all(iter(intruders), load.users)
 
     def _begin(self, sessions: Sequence[Session]) -> None:
@@ -142,7 +140,6 @@ class Runner:
             live.num_chunks += 1
             on_text()
 
-        live.num_sent += 1
         live.num_in_flight += 1
         deadline = self.started_at + self._bounds.duration_seconds + self._bounds.grace_seconds
         record = await self._client.send(request, scheduled_at, deadline=deadline, on_text=count)

@@ -61,10 +61,6 @@ class Scraper:
                 self._samples.append((self._clock(), figures))
             await asyncio.sleep(self._interval_seconds)
 
-    def close(self) -> None:
-        """Closes the connection."""
-        self._client.close()
-
     def series(self, start: float) -> Series:
         """The samples with times counted from `start`."""
         return make_series([(time - start, figures) for time, figures in self._samples])
