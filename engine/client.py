@@ -23,6 +23,8 @@ from engine.wire import Abort, ResetPrefixCache
 
 logger = logging.getLogger(__name__)
 
+_UPDATES_A_TURN = 4  # that a consumer who has fallen behind gets in one turn of the loop: the other streams wait
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
@@ -43,6 +45,7 @@ class EngineStatus:
 class RequestStream:
     """The updates of one request: an async iterator over lists of them, in order of arrival.
 
+    A consumer that has fallen behind gets what has piled up in portions, with a turn of the event loop between them.
     Ends after the terminal update of the last choice. Leaving earlier (aclose(), the end of `async with`, a cancelled
     `async for`, garbage collection) aborts the rest in the engine. One consumer.
     """
@@ -51,6 +54,7 @@ class RequestStream:
         self._client = client
         self._entry = entry
         self._loop = asyncio.get_running_loop()
+        self._behind = False
 
     @property
     def request(self) -> GenerationRequest:
@@ -81,16 +85,17 @@ class RequestStream:
 
     async def __anext__(self) -> list[RequestUpdate]:
         entry = self._entry
-        if not entry.pending:
+        if self._behind or not entry.pending:
             try:
-                await entry.wait()
+                await (asyncio.sleep(0) if self._behind else entry.wait())
             except asyncio.CancelledError:
                 self._client.discard(entry)
                 raise
             if not entry.pending:
                 raise StopAsyncIteration
-        updates = entry.pending
-        entry.pending = []
+        updates = entry.pending[:_UPDATES_A_TURN]
+        del entry.pending[:_UPDATES_A_TURN]
+        self._behind = bool(entry.pending)
         return updates
 
     async def __aenter__(self) -> RequestStream:

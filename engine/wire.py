@@ -154,7 +154,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """The bodies completed by these bytes, in order. Raises WireError if a length cannot be true."""
         buffer = self._buffer
         buffer += data
