@@ -47,7 +47,7 @@ class BarProgress:
     async def follow(self, title: str, live: Live) -> None:
         bar = Bar(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[rates]}"),
@@ -62,8 +62,9 @@ class BarProgress:
                     await asyncio.sleep(_EVERY_SECONDS)
                     now = time.perf_counter()
                     rates = (
-                        f"{live.num_in_flight} in flight · {live.num_failed} failed · "
-                        f"{(live.num_ended - ended) / (now - before):.1f} req/s · "
+                        f"{live.num_in_flight} active · "
+                        + (f"{live.num_failed} failed · " if live.num_failed else "")
+                        + f"{(live.num_ended - ended) / (now - before):.1f} req/s · "
                         f"{(live.num_chunks - chunks) / (now - before):.0f} tok/s"
                     )
                     ended, chunks, before = live.num_ended, live.num_chunks, now
