@@ -137,8 +137,10 @@ class BlockPool:
         self._free.append(block_id)
 
     def oldest_cached(self) -> int:
-        """The cached block unreferenced for longest. Raises StopIteration if there is none."""
-        return next(iter(self._cached))
+        """The cached block unreferenced for longest. Raises EngineError if there is none."""
+        for block_id in self._cached:
+            return block_id
+        raise EngineError("oldest_cached() of a pool without a cached block")
 
     def hold(self, block_id: int) -> None:
         """Until end_step(), don't hand this block out again, even if it becomes free."""

@@ -89,7 +89,7 @@ class PrefixCache(Protocol):
         """Forget tables, whose blocks have been released."""
 
     def evict(self, group: int) -> None:
-        """Free the oldest cached block of the group. Raises StopIteration if it has none."""
+        """Free the oldest cached block of the group, which must have one."""
 
 
 class NoPrefixCache:
@@ -120,7 +120,7 @@ class NoPrefixCache:
         """Nothing to do."""
 
     def evict(self, group: int) -> None:
-        raise StopIteration
+        raise EngineError("there is no cache to evict from")
 
 
 class RadixCache:
@@ -165,19 +165,19 @@ class RadixCache:
     def _restrict_to_windows(self, block_ids: list[list[int]], depth: int) -> int:
         """The longest prefix of which every window group still has what the next token sees. Cuts block_ids to it,
         with null blocks before the window."""
-        usable = [True] * (depth + 1)
+        end, has_hole = depth, True
+        while has_hole:
+            has_hole = False
+            for ids, window in zip(block_ids, self._windows, strict=True):
+                seen = ids[first_visible_block(end * self._block_size, window, self._block_size) : end]
+                if NULL_BLOCK in seen:
+                    seen.reverse()
+                    end -= seen.index(NULL_BLOCK) + 1  # the last hole lies behind the end then
+                    has_hole = True
         for ids, window in zip(block_ids, self._windows, strict=True):
-            run_start = 0  # where the unbroken run of blocks before `end` begins
-            for end in range(1, depth + 1):
-                if ids[end - 1] == NULL_BLOCK:
-                    run_start = end
-                if first_visible_block(end * self._block_size, window, self._block_size) < run_start:
-                    usable[end] = False
-        depth = max(end for end in range(depth + 1) if usable[end])
-        for ids, window in zip(block_ids, self._windows, strict=True):
-            first = first_visible_block(depth * self._block_size, window, self._block_size)
-            ids[:] = [NULL_BLOCK] * min(first, depth) + ids[first:depth]
-        return depth
+            first = first_visible_block(end * self._block_size, window, self._block_size)
+            ids[:] = [NULL_BLOCK] * first + ids[first:end]
+        return end
 
     def roots(self) -> dict[int, Node]:
         """The trees by namespace; read-only (for checks)."""

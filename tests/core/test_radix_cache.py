@@ -12,6 +12,7 @@ import pytest
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
 from engine.core.radix_cache import Node, NoPrefixCache, RadixCache
+from engine.errors import EngineError
 
 
 class Tree:
@@ -148,7 +149,7 @@ def test_what_a_sequence_refers_to_stays() -> None:
     tables = tree.start([1, 1, 2, 2])
     assert tree.pool.num_cached == 1
     tree.cache.evict(0)
-    with pytest.raises(StopIteration):
+    with pytest.raises(EngineError):
         tree.cache.evict(0)
     assert tables.block_ids[0] == tree.matched([1, 1, 2, 2]) == [1, 2]
 
@@ -182,7 +183,7 @@ def test_what_was_computed_behind_a_duplicate_is_added_at_the_end() -> None:
 def test_no_prefix_cache_finds_nothing() -> None:
     cache = NoPrefixCache(2)
     assert cache.match(0, [1, 2, 3, 4], 2) == (0, [[], []], None)
-    with pytest.raises(StopIteration):
+    with pytest.raises(EngineError):
         cache.evict(0)
 
 
