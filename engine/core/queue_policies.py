@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from engine.core.queue import CachedTokens, QueueFactory, fcfs
 from engine.core.request import Sequence
 
-DEFAULT_MAX_WAIT_STEPS = 2000
 MEASURED_WAITERS = 64  # those that have waited longest are ranked anew in each step
 
 _FIRST = -(1 << 63)  # the rank of what comes before all others

@@ -52,6 +52,8 @@ def request(
     min_tokens: int = 0,
     outputs: tuple[int, ...] = (),
     namespace: int = 0,
+    tenant: int = 0,
+    priority: int = 0,
     prompt_logprobs: int | None = None,
     logprobs: int | None = None,
     pooling: Pooling | None = None,
@@ -68,6 +70,8 @@ def request(
         choice_index=choice_index,
         n=n,
         cache_namespace=namespace,
+        tenant=tenant,
+        priority=priority,
         pooling=pooling,
     )
 

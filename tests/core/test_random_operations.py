@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
+from engine.core.queue_policies import queue_factories
 from engine.errors import RequestRejected
 from engine.types import FinishReason, GenerationRequest, Pooling
 from tests.core.driver import Driver, expected_outputs, make_driver, request
 
 VOCAB_SIZE = 2
+POLICIES = ["fcfs", "fcfs", "sjf", "priority", "priority", "fair", "lpm"]
 NUM_OPERATIONS = 2_500  # a world; 20 worlds
 
 
@@ -30,6 +32,7 @@ def random_world(rng: random.Random) -> tuple[KVCapacity, dict[str, Any]]:
         "prefix_cache": rng.random() < 0.8,
         "batching": rng.choice(["continuous", "continuous", "continuous", "static"]),
         "max_prefix_wait_steps": rng.choice([0, 2, 64]),
+        "queue": queue_factories(rng.choice([1, 5, 2000]))[rng.choice(POLICIES)],
     }
     return KVCapacity(block_size, groups), options
 
@@ -55,6 +58,8 @@ def random_request(rng: random.Random, request_id: int) -> GenerationRequest:
         stop=(rng.randrange(VOCAB_SIZE),) if rng.random() < 0.2 else (),
         min_tokens=rng.choice([0, 0, 3]),
         namespace=rng.choice([0, 0, 0, 1]),
+        tenant=rng.randrange(3),
+        priority=rng.choice([-1, 0, 0, 1]),
         prompt_logprobs=0 if rng.random() < 0.1 and not embeds else None,
         logprobs=0 if rng.random() < 0.1 and not embeds else None,
         pooling=rng.choice([Pooling.MEAN, Pooling.LAST]) if embeds else None,
