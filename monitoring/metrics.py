@@ -59,6 +59,9 @@ class Metrics:
         self._http_seconds = self._histogram(
             "http_request_duration_seconds", "From the request's arrival to the last byte of its answer.", ("route",)
         )
+        self._loop_lag = self._histogram(
+            "event_loop_lag_seconds", "How late the server's event loop was, sampled ten times a second."
+        )
         self._refusals = self._counter("refusals", "Requests refused before any work was done.", ("reason",))
 
     def _create_request_metrics(self) -> None:
@@ -108,6 +111,9 @@ class Metrics:
         """`route` is a route's template or one fixed word for paths that match none."""
         self._http_requests.labels(method, route, str(code)).inc()
         self._http_seconds.labels(route).observe(seconds)
+
+    def loop_lagged(self, seconds: float) -> None:
+        self._loop_lag.observe(seconds)
 
     def refused(self, reason: str) -> None:
         self._refusals.labels(reason).inc()

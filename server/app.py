@@ -28,6 +28,7 @@ from server.version import version
 
 logger = logging.getLogger("octavo")
 Loader = Callable[[Callable[[LoadProgress], None]], Awaitable[ServedModel]]
+_LAG_SAMPLE_SECONDS = 0.1
 _ROUTERS = (
     openai.routes,
     responses.routes,
@@ -95,16 +96,29 @@ def _lifespan(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(run(), name="load-model")
+        tasks = (
+            asyncio.create_task(run(), name="load-model"),
+            asyncio.create_task(_sample_lag(server.metrics.loop_lagged), name="sample-lag"),
+        )
         try:
             yield
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if server.model is not None:
                 await server.model.engine.close()
 
     return lifespan
+
+
+async def _sample_lag(observe: Callable[[float], None]) -> None:
+    """How much later than asked a sleep ends: what everything else on this loop has to wait, too."""
+    loop = asyncio.get_running_loop()
+    while True:
+        asked = loop.time() + _LAG_SAMPLE_SECONDS
+        await asyncio.sleep(_LAG_SAMPLE_SECONDS)
+        observe(max(0.0, loop.time() - asked))
 
 
 def error_response(path: str, error: Exception) -> Response:
