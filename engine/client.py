@@ -23,7 +23,7 @@ from engine.wire import Abort, ResetPrefixCache
 
 logger = logging.getLogger(__name__)
 
-_UPDATES_A_TURN = 4  # that a consumer who has fallen behind gets in one turn of the loop: the other streams wait
+_UPDATES_A_TURN = 16  # that a consumer who has fallen behind gets in one turn of the loop: the other streams wait
 
 
 @dataclass(frozen=True, slots=True)
