@@ -33,6 +33,10 @@ class KeyRing:
             raise SettingsProblem("--api-key: two keys have the same name")
         return cls(tuple((name, sha256(key.encode()).digest()) for name, key in named))
 
+    def tenant(self, name: str) -> int:
+        """The number under which the engine knows the owner of a key; 0 is everybody without one."""
+        return next((number for number, (known, _) in enumerate(self.digests, 1) if known == name), 0)
+
     def identify(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The name of the key that a request brings; ANONYMOUS where no keys are set. Raises Unauthorized.
 

@@ -13,7 +13,8 @@ ApiError                    the server's own refusals, with a message fit for th
 ├── RateLimited             429: this key's allowance is used up
 ├── QueueFull               429: everybody's
 ├── NotReady                503: loading, or draining
-└── EngineFailed            500: the engine failed on this request
+├── EngineFailed            500: the engine failed on this request
+└── DeadlineExceeded        504: the request took longer than it may
 """
 
 from __future__ import annotations
@@ -102,6 +103,10 @@ class EngineFailed(ApiError):
     """The engine failed on this request."""
 
 
+class DeadlineExceeded(ApiError):
+    """The request took longer than its own timeout or the server's."""
+
+
 @dataclass(frozen=True)
 class ErrorRow:
     """How one class of errors looks on the wire. `retry` False tells clients that trying again is useless."""
@@ -128,6 +133,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     NotReady: ErrorRow(503, "server_error", "service_unavailable"),
     EngineUnavailable: ErrorRow(503, "server_error", "engine_unavailable"),
     EngineFailed: ErrorRow(500, "server_error", "engine_error", retry=False),
+    DeadlineExceeded: ErrorRow(504, "server_error", "deadline_exceeded", retry=False),
     Exception: ErrorRow(500, "server_error", "internal_error"),
 }
 
@@ -189,10 +195,10 @@ def from_validation(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
     if first["loc"] == ("body",):
         return InvalidRequest("The body must be a JSON object.")
     path = _field_path(first["loc"])
-    same = [problem for problem in problems if problem["loc"][:2] == first["loc"][:2]]
-    if len(same) > 1:  # a union: every member failed in its own way
-        wanted = dict.fromkeys(_wanted(problem["msg"]) for problem in same)
-        return InvalidRequest(f"{path.split('.')[0].split('[')[0]}: expected {', or '.join(wanted)}", param=path)
+    base = _union_base(first["loc"])
+    if base is not None:  # every member of a union failed in its own way
+        wanted = dict.fromkeys(_wanted(problem["msg"]) for problem in problems if _union_base(problem["loc"]) == base)
+        return InvalidRequest(f"{_field_path(base)}: expected {', or '.join(wanted)}", param=path)
     if first["type"] == "missing":
         return InvalidRequest(f"Missing required field: {path}", param=path)
     return InvalidRequest(f"{path}: {first['msg'].removeprefix('Value error, ')}", param=path)
@@ -202,12 +208,23 @@ def _wanted(message: str) -> str:
     return message.removeprefix("Input should be ").removeprefix("a valid ")
 
 
+def _is_member(part: object) -> bool:
+    """Whether a part of a location names a member of a union."""
+    return isinstance(part, str) and (not part.isidentifier() or part in ("str", "int", "float", "bool"))
+
+
+def _union_base(location: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The location of the union that a problem lies in, or None."""
+    index = next((index for index, part in enumerate(location) if _is_member(part)), None)
+    return None if index is None else tuple(location[:index])
+
+
 def _field_path(location: Sequence[Any]) -> str:
     """("body", "messages", 0, "role") → messages[0].role; the names of union members are left out."""
     path = ""
     for part in location[1:]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool"):
+        elif not _is_member(part):
             path += f".{part}" if path else part
     return path or "body"

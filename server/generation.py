@@ -17,7 +17,7 @@ from engine.errors import EngineDead, RequestRejected
 from engine.types import ErrorKind, FinishReason, RequestUpdate, TokenLogprobs
 from monitoring.metrics import Metrics
 from server.engine_port import EnginePort, UpdateStream
-from server.errors import Aborted, ApiError, EngineFailed
+from server.errors import Aborted, ApiError, DeadlineExceeded, EngineFailed
 from server.plan import Plan
 from server.text.output import ChoiceOutput, LogprobEntry
 from server.text.tokenizer import Tokenizer
@@ -78,6 +78,8 @@ class Generation:
     arrived: float  # time.monotonic() of the HTTP request
     starts_text: bool  # answers are texts of their own, not the prompt's continuation
     charge: Callable[[int], None]
+    tenant: int = 0
+    timeout_seconds: float | None = None  # from its arrival on; None = no limit
     text_offsets: Sequence[int] = ()  # per prompt: characters of an echo before the answer
     prompt_logprobs: list[list[TokenLogprobs | None]] = field(default_factory=list)  # [prompt][position], as known
     embeddings: list[tuple[float, ...]] = field(default_factory=list)  # [prompt]
@@ -93,6 +95,7 @@ class Generation:
         self._num_open = len(self._choices)
         self._cached_tokens: dict[int, int] = {}
         self._abort_error: ApiError | None = None
+        self._cut_short = "abort"  # the reason noted for choices that have no end of their own
         self.prompt_logprobs = [[] for _ in plan.prompts]
         self.embeddings = [() for _ in plan.prompts]
         self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
@@ -126,8 +129,11 @@ class Generation:
         self.metrics.prompt_taken(self.num_prompt_tokens)
         self.charge(self.num_prompt_tokens)
         try:
-            async with contextlib.aclosing(self._submit()) as stream:
-                async for updates in stream:
+            async with (
+                contextlib.aclosing(self._submit()) as stream,
+                contextlib.aclosing(self._in_time(stream)) as items,
+            ):
+                async for updates in items:
                     for number, update in enumerate(updates, 1):
                         part = self._take(update)
                         if part is not None:
@@ -141,9 +147,31 @@ class Generation:
 
     def _submit(self) -> UpdateStream:
         """The updates of all prompts, as they come."""
-        requests = [self.plan.request(index, request_id) for index, request_id in enumerate(self._request_ids)]
+        numbered = enumerate(self._request_ids)
+        requests = [self.plan.request(index, request_id, self.tenant) for index, request_id in numbered]
         streams = [self.engine.submit(request) for request in requests]
         return streams[0] if len(streams) == 1 else _merge(streams)
+
+    async def _in_time(self, stream: UpdateStream) -> AsyncGenerator[list[RequestUpdate]]:
+        """The stream's items. Raises DeadlineExceeded when the time is over, whatever the engine is doing."""
+        if self.timeout_seconds is None:
+            async for updates in stream:
+                yield updates
+            return
+        items, deadline = aiter(stream), self.arrived + self.timeout_seconds
+        while True:
+            try:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError
+                async with asyncio.timeout(left):
+                    updates = await anext(items)
+            except TimeoutError as error:
+                self._cut_short = "timeout"
+                raise DeadlineExceeded(f"The request took longer than {self.timeout_seconds:g} seconds") from error
+            except StopAsyncIteration:
+                return
+            yield updates
 
     def _take(self, update: RequestUpdate) -> Part | None:
         """One update; None when it brings nothing to tell."""
@@ -206,7 +234,7 @@ class Generation:
         for choice in self._choices:
             self.metrics.tokens_discarded(choice.output.num_overrun_tokens)
             if not choice.ended:
-                self.metrics.choice_finished("abort", choice.output.num_tokens)
+                self.metrics.choice_finished(self._cut_short, choice.output.num_tokens)
         self.metrics.request_finished(time.monotonic() - self.arrived)
         self.charge(self.usage.completion_tokens)
 

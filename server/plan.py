@@ -65,10 +65,12 @@ class Plan:
     num_draws: int = 1
     stop_token_ids: tuple[int, ...] = ()
     cache_namespace: int = 0
+    priority: int = 0
+    timeout_seconds: float | None = None  # from the request's arrival; None = no limit of its own
     pooling: Pooling | None = None
     output: OutputOptions = field(default_factory=OutputOptions)
 
-    def request(self, prompt_index: int, request_id: int) -> GenerationRequest:
+    def request(self, prompt_index: int, request_id: int, tenant: int) -> GenerationRequest:
         """What the engine is asked for one of the prompts."""
         prompt = self.prompts[prompt_index]
         return GenerationRequest(
@@ -79,5 +81,7 @@ class Plan:
             stop_token_ids=self.stop_token_ids,
             n=self.num_draws,
             cache_namespace=self.cache_namespace,
+            tenant=tenant,
+            priority=self.priority,
             pooling=self.pooling,
         )

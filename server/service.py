@@ -164,6 +164,7 @@ class Work:
         job, server = self.job, self.server
         plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
         tokenized = time.monotonic()
+        limits = [limit for limit in (plan.timeout_seconds, server.settings.request_timeout_seconds) if limit]
         generation = Generation(
             engine=model.engine,
             tokenizer=model.text.tokenizer,
@@ -172,6 +173,8 @@ class Work:
             arrived=self.call.arrived,
             starts_text=job.starts_text,
             charge=lambda num_tokens: server.admission.charge_tokens(self.call.key, num_tokens),
+            tenant=server.keys.tenant(self.call.key),
+            timeout_seconds=min(limits, default=None),
             text_offsets=job.text_offsets(plan, model.text),
         )
         head = ResponseHead(

@@ -78,6 +78,15 @@ class Settings(BaseSettings):
     batching: Literal["continuous", "static"] = _field(
         "continuous", "engine", "static: a batch is filled only when it is empty, for comparison"
     )
+    scheduling_policy: Literal["fcfs", "sjf", "priority", "fair", "lpm"] = _field(
+        "fcfs",
+        "engine",
+        "who goes first: the first to come, the shortest job, the lowest priority, the key served least, "
+        "the longest cached prefix",
+    )
+    max_queue_wait_steps: int = _field(
+        2000, "engine", "under all policies but fcfs: who has waited so many steps goes first", ge=1
+    )
     threads: int | None = _field(None, "engine", "threads of the engine [all that can help]", ge=1)
     executor: Literal["local", "fake"] = _field(
         "local", "engine", "fake: scripted tokens instead of a model, to test clients"
@@ -103,6 +112,9 @@ class Settings(BaseSettings):
 
     max_queued_requests: int = _field(512, "limits", "requests waiting before new ones get 429", ge=1)
     max_body_bytes: ByteSize = _field(ByteSize(16 << 20), "limits", "largest request body, e.g. 16MiB", ge=1024)
+    request_timeout_seconds: float | None = _field(
+        None, "limits", "how long a request may take, from its arrival to its last token [no limit]", gt=0
+    )
     max_prompts: int = _field(64, "limits", "prompts in one completions request", ge=1)
     max_inputs: int = _field(2048, "limits", "inputs in one embeddings request", ge=1)
     max_choices: int = _field(128, "limits", "choices of one request: prompts × n, or × best_of", ge=1)

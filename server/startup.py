@@ -72,6 +72,8 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         num_threads=settings.threads,
         prefix_caching=settings.prefix_cache,
         batching=settings.batching,
+        scheduling_policy=settings.scheduling_policy,
+        max_queue_wait_steps=settings.max_queue_wait_steps,
         executor=settings.executor,
         fake=FakeOptions(step_seconds=settings.fake_step_seconds),
     )

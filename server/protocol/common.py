@@ -72,7 +72,15 @@ class SamplingFields(RequestModel):
     )
     add_special_tokens: bool | None = Field(None, description="BOS before the prompt: default true, in chat false.")
     return_token_ids: bool | None = None
-    priority: int | None = Field(None, description="Only 0: this server serves in order of arrival.")
+    priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="Only 0, but with --scheduling-policy priority: the lower goes first.",
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="Seconds from its arrival after which the request ends with a 504."
+    )
     cache_salt: str | None = Field(
         None, min_length=1, max_length=256, description="Cached prefixes are shared only within one salt."
     )

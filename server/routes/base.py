@@ -28,12 +28,13 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         (429, "A limit is reached; Retry-After says when to come back."),
         (500, "The engine failed on this request."),
         (503, "Loading, draining, or the engine is down; Retry-After says when to come back."),
+        (504, "The request took longer than its timeout or the server's."),
     )
 }
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The answer; with `stream`, server-sent events.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {}},
     }
 }
 

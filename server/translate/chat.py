@@ -79,6 +79,8 @@ class ChatJob:
             num_draws=self.num_choices(),
             stop_token_ids=stop_token_ids(body, model),
             cache_namespace=cache_namespace(body.cache_salt),
+            priority=body.priority or 0,
+            timeout_seconds=body.timeout,
             output=OutputOptions(
                 stop=stop_strings(body.stop, model.settings),
                 include_stop=bool(body.include_stop_str_in_output),

@@ -23,8 +23,8 @@ def sampling_params(
 ) -> SamplingParams:
     """The parameters of a request; max_tokens is 0 here, as it depends on the prompt. Raises InvalidRequest."""
     defaults = model.defaults
-    if body.priority:
-        raise NotSupported("priority: this server serves in order of arrival; only 0 is possible", param="priority")
+    if body.priority and model.settings.scheduling_policy != "priority":
+        raise NotSupported("priority: only with the server's --scheduling-policy priority", param="priority")
     return SamplingParams(
         max_tokens=0,
         min_tokens=body.min_tokens or 0,
