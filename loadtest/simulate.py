@@ -15,6 +15,8 @@ from enum import StrEnum
 import numpy as np
 from msgspec import Struct
 
+_INSTANT = 1e-6  # seconds
+
 
 class Batching(StrEnum):
     """When waiting requests join the batch."""
@@ -92,29 +94,34 @@ def simulate(jobs: Sequence[Job], cost: StepCost, engine: Engine, users: int | N
     """Runs all jobs: open loop by their arrivals, or closed loop by `users` who send the next when one ends.
 
     Each step hands out the token budget as the engine does: one token to each running decode, then the rest of
-    partly computed prompts, then new ones, first come first served.
+    partly computed prompts, then new ones, first come first served. Users begin one after the other,
+    and a user's next request comes an instant after its last one's end, too late for the step that begins then: as
+    over HTTP, where a static batch that begins with the first arrival holds it alone.
     """
-    pending = deque(sorted(jobs, key=lambda job: job.arrival) if users is None else jobs)
+    if users is None:
+        arriving = deque(sorted(((job.arrival, job) for job in jobs), key=lambda pair: pair[0]))
+        pending: deque[Job] = deque()
+    else:
+        arriving = deque((number * _INSTANT, job) for number, job in enumerate(jobs[:users]))
+        pending = deque(jobs[users:])
     waiting: deque[_Running] = deque()
     running: list[_Running] = []
     ended: list[tuple[float, float, float]] = []  # (arrived, first token, end)
     now, max_in_flight = 0.0, 0
-    if users is not None:
-        waiting.extend(_Running(pending.popleft(), 0.0) for _ in range(min(users, len(pending))))
-    while pending or waiting or running:
-        if users is None:
-            if not waiting and not running:
-                now = max(now, pending[0].arrival)
-            while pending and pending[0].arrival <= now:
-                waiting.append(_Running(pending[0], pending.popleft().arrival))
+    while arriving or waiting or running:
+        if not waiting and not running:
+            now = max(now, arriving[0][0])
+        while arriving and arriving[0][0] <= now:
+            at, job = arriving.popleft()
+            waiting.append(_Running(job, at))
         num_decodes, chunks = _schedule(waiting, running, engine)
         max_in_flight = max(max_in_flight, len(waiting) + len(running))
         now += cost.seconds(num_decodes, sum(chunks.values()))
         for seat in _advance(running, chunks, now):
             running.remove(seat)
             ended.append((seat.arrived_at, seat.first_at, now))
-            if users is not None and pending:
-                waiting.append(_Running(pending.popleft(), now))
+            if pending:
+                arriving.append((now + _INSTANT, pending.popleft()))
     times = np.array(ended)
     latency = times[:, 2] - times[:, 0]
     duration = now - float(times[:, 0].min())
