@@ -17,7 +17,7 @@ _WEYL_0 = 0x9E3779B9
 _WEYL_1 = 0xBB67AE85
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
-_CHUNK = 4096  # counters at a time on the host: the work arrays stay in the core's cache
+_CHUNK = 16384  # counters at a time on the host: the work arrays stay in the core's cache
 
 Words = Any  # numpy uint64 or torch int64 arrays that broadcast, a 32-bit word in each element
 
