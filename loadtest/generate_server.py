@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,9 @@ class Baseline:
     """A loaded model and the lock that lets one request at a time use it."""
 
     def __init__(self, model: str, dtype: str, threads: int) -> None:
-        import torch
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # read by torch when transformers loads it
         import transformers
 
-        torch.set_num_threads(threads)
         path = Path(model)
         where = {"gguf_file": path.name} if path.is_file() else {}
         folder = str(path.parent if path.is_file() else path)
