@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface import AttentionSpec
-from kernels.reference.kv_cache import KVCache
+from kernels.reference.kv_cache import KVCache, Part, gather
 
 _QUERY_TILE = 256  # queries of a prefill that share one mask
 _MAX_PADDING = 1.25  # gathered tokens ÷ real tokens within a group of decodes …
@@ -216,7 +216,7 @@ def paged_attention(
 
 
 def _gather(
-    layer: torch.Tensor,
+    part: Part,
     block_ids: torch.Tensor,
     num_seqs: int,
     num_positions: int,
@@ -229,11 +229,10 @@ def _gather(
     Positions outside the sequences are zeroed: a block's unwritten slots hold what its last owner left, and a NaN
     there would pass through any mask.
     """
-    dense = layer.index_select(0, block_ids)  # [S · blocks, block_size, kv_heads · D]
+    dense = gather(part, block_ids, num_kv_heads, dtype)
     if unwritten is not None:
         dense.flatten(0, 1).index_fill_(0, unwritten, 0.0)
-    heads = dense.view(num_seqs, -1, num_kv_heads, dense.shape[-1] // num_kv_heads)
-    return heads[:, :num_positions].transpose(1, 2).to(dtype)
+    return dense.view(num_seqs, -1, *dense.shape[2:])[:, :num_positions].transpose(1, 2)
 
 
 def _attend(

@@ -22,7 +22,7 @@ from kernels.interface import (
 )
 from kernels.reference import attention, linear, pointwise, sampling
 from kernels.reference.arrays import TORCH_DTYPES, from_host, to_host
-from kernels.reference.kv_cache import KVCache, elements_per_block, locate_slots, new_kv_cache, store
+from kernels.reference.kv_cache import KVCache, block_bytes, locate_slots, new_kv_cache, store
 from kernels.reference.linear import LinearWeight
 
 
@@ -67,7 +67,7 @@ class TorchKernels(KernelSet):
         return new_kv_cache(spec, self._device)
 
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
-        return elements_per_block(spec) * TORCH_DTYPES[spec.dtype].itemsize
+        return block_bytes(spec)
 
     def device_memory_available_bytes(self) -> int | None:
         if self._device.type == "cpu":

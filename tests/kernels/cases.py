@@ -105,7 +105,7 @@ class PagedBatch:
 LAYER, NUM_LAYERS = 1, 3
 
 
-def fill_cache(kernels: KernelSet, case: AttentionCase, seed: int = 0) -> PagedBatch:
+def fill_cache(kernels: KernelSet, case: AttentionCase, seed: int = 0, kv_dtype: DType | None = None) -> PagedBatch:
     """Blocks in random order; what tables do not name, and slots past a sequence's end, hold a NaN."""
     random = rng(seed)
     lengths = [length for _, length in case.sequences]
@@ -118,7 +118,7 @@ def fill_cache(kernels: KernelSet, case: AttentionCase, seed: int = 0) -> PagedB
         case.num_kv_heads,
         case.head_dim,
         case.value_head_dim or case.head_dim,
-        kernels.activation_dtype,
+        kv_dtype or kernels.kv_dtype,
     )
     cache = kernels.new_kv_cache(spec)
     all_slots = np.arange(case.block_size, num_blocks * case.block_size, dtype=np.int64)
@@ -155,8 +155,11 @@ def _store(
     kernels.rope_and_store_kv(q, k, v, positions, None, None, cache, LAYER, kernels.upload(slots))
 
 
-def check_attention(kernels: KernelSet, case: AttentionCase) -> None:
-    batch = fill_cache(kernels, case)
+def check_attention(
+    kernels: KernelSet, case: AttentionCase, kv_dtype: DType | None = None, factor: float = 1.0
+) -> None:
+    """`factor` widens the tolerance."""
+    batch = fill_cache(kernels, case, kv_dtype=kv_dtype)
     num_tokens = int(batch.query_start_loc[-1]) + case.num_padding
     q, held_q = put(kernels, normal(num_tokens, case.num_heads, case.head_dim, seed=1))
     out = kernels.empty((num_tokens, case.num_heads, batch.spec.value_head_dim), kernels.activation_dtype)
@@ -166,7 +169,7 @@ def check_attention(kernels: KernelSet, case: AttentionCase) -> None:
         expected = truth.attention(
             held_q[first:last], batch.keys[row], batch.values[row], spec.scale, case.window, case.soft_cap
         )
-        assert_close(kernels, out[int(first) : int(last)], expected)
+        assert_close(kernels, out[int(first) : int(last)], expected, factor)
 
 
 def run_attention(kernels: KernelSet, batch: PagedBatch, q: Array, spec: AttentionSpec, out: Array) -> None:

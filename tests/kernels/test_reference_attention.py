@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.interface import AttentionSpec, KernelSet
+from kernels.interface import AttentionSpec, DType, KernelSet
 from kernels.reference.attention import plan_attention
 from tests.kernels import truth
 from tests.kernels.cases import (
@@ -26,6 +26,12 @@ SPEC = AttentionSpec(0.125)
 @pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.name)
 def test_equals_the_formula(reference: KernelSet, case: AttentionCase) -> None:
     check_attention(reference, case)
+
+
+@pytest.mark.parametrize("case", [ATTENTION_CASES[2], ATTENTION_CASES[3]], ids=lambda case: case.name)
+def test_an_int8_cache_costs_little(reference_float32: KernelSet, case: AttentionCase) -> None:
+    """Codes are off by at most 1/254 of a head's largest value; what nobody owns stays out as before."""
+    check_attention(reference_float32, case, DType.INT8, factor=1000)
 
 
 def test_a_nan_in_one_sequence_leaves_the_others_as_they_were(reference: KernelSet) -> None:

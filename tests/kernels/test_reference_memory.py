@@ -63,7 +63,7 @@ def test_a_token_is_stored_in_its_slot_of_its_layer_and_nowhere_else(reference: 
     q = reference.empty((3, 2, 3), reference.activation_dtype)
     slots = reference.upload(np.array([13, -1, 6], np.int64))
     reference.rope_and_store_kv(q, k, v, reference.upload(np.zeros(3, np.int32)), None, None, cache, 1, slots)
-    keys, values = reference.download(cache.keys[1]), reference.download(cache.values[1])
+    keys, values = reference.download(cache.keys[1].data), reference.download(cache.values[1].data)
     for row, block, offset in ((0, 3, 1), (2, 1, 2)):
         np.testing.assert_array_equal(keys[block, offset], held_k[row].ravel())
         np.testing.assert_array_equal(values[block, offset], held_v[row].ravel())
@@ -77,5 +77,26 @@ def test_a_new_cache_is_zero(reference: KernelSet) -> None:
 
 def test_the_cases_themselves_fill_what_nobody_owns_with_nan(reference_float32: KernelSet) -> None:
     batch = fill_cache(reference_float32, AttentionCase("one", ((1, 17),)))
-    keys = reference_float32.download(batch.cache.keys[1])
+    keys = reference_float32.download(batch.cache.keys[1].data)
     assert np.isnan(keys[1:]).all(axis=-1).sum() == 4 * 16 - 17
+
+
+def test_int8_blocks_hold_codes_and_a_scale_per_token_and_head(reference: KernelSet) -> None:
+    """Each value within half a step of absmax / 127; another token's outlier changes nothing. Copies are whole."""
+    spec = KVCacheSpec(2, 4, 4, 2, 3, 5, DType.INT8)
+    assert reference.kv_block_bytes(spec) == 2 * 4 * 2 * (3 + 5) + 2 * 2 * 4 * 2 * 4
+    cache = reference.new_kv_cache(spec)
+    values = normal(2, 2, 5)
+    values[1] *= 1000
+    values[0, 1] = 0.0
+    k, v = put(reference, normal(2, 2, 3))[0], put(reference, values)[0]
+    q, positions = reference.empty((2, 2, 3), reference.activation_dtype), reference.upload(np.zeros(2, np.int32))
+    slots = reference.upload(np.array([5, 6], np.int64))
+    reference.rope_and_store_kv(q, k, v, positions, None, None, cache, 1, slots)
+    reference.copy_blocks(cache, np.array([1], np.int32), np.array([3], np.int32))
+    held = reference.download(v)
+    for block in (1, 3):
+        codes = reference.download(cache.values[1].data)[block, 1:3].reshape(2, 2, 5)
+        scales = reference.download(cache.values[1].scales)[block, 1:3]
+        np.testing.assert_allclose(scales, np.abs(held).max(axis=-1) / 127, rtol=1e-6)
+        assert (np.abs(codes * scales[..., None] - held) <= 0.501 * scales[..., None]).all()
