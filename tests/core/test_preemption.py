@@ -75,6 +75,21 @@ def test_a_step_under_way_keeps_the_blocks_of_the_preempted_until_it_is_updated(
     assert_all_as_alone(driver, 2, prompt=20, max_tokens=20)
 
 
+def test_while_one_is_leaving_nobody_else_has_to_go() -> None:
+    driver = make_driver(capacity(8))
+    driver.add(request(1, 32, 20), request(2, 20, 20), request(3, 4, 20))
+    driver.submit()
+    for _ in range(16):
+        driver.submit()
+        driver.collect()
+    # 1 needs a block and sits this step out: 3 is about to bring two; 2 has room and runs
+    assert [s.seq_id.request_id for s in driver.submit().seqs] == [2]
+    assert driver.scheduler.stats().preemptions_total == 1
+    driver.depth = 2
+    driver.run()
+    assert_all_as_alone(driver, 2, prompt=20, max_tokens=20)
+
+
 def test_a_preempted_choice_can_be_aborted_while_it_leaves() -> None:
     driver = make_driver(capacity(6))
     driver.add(request(1, 32, 20), request(2, 20, 20))
