@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,6 +29,34 @@ sys.exit("torch" in sys.modules)
 """
 
 
-def test_steps_on_other_kernels_do_not_load_torch() -> None:
-    finished = subprocess.run([sys.executable, "-c", CODE], cwd=ROOT, check=False, capture_output=True, text=True)
+NATIVE = """
+import sys
+from engine.config import EngineConfig
+from engine.core.plan import BlockTableTail, ScheduledSeq, SchedulerOutput, SeqId
+from engine.runner.local_executor import build_executor
+from engine.types import GenerationRequest, SamplingParams
+
+executor, info = build_executor(EngineConfig(sys.argv[1], kernels="native", num_threads=1), lambda progress: None)
+sampling = SamplingParams(max_tokens=1, top_p=0.9, logprobs=1)
+record = GenerationRequest(1, (504, 3575, 282, 4649, 314), sampling, seed=0)
+seq = ScheduledSeq(SeqId(1, 0), 0, record.prompt_token_ids, (BlockTableTail(0, (1,)),), 1, True, 0, record)
+[result] = executor.collect(executor.submit(SchedulerOutput(1, (seq,)))).results
+assert len(result.token_ids) == len(result.logprobs) == 1, result
+sys.exit("torch" in sys.modules)
+"""
+
+
+def run(code: str, *arguments: str) -> None:
+    command = [sys.executable, "-c", code, *arguments]
+    finished = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_steps_on_other_kernels_do_not_load_torch() -> None:
+    run(CODE)
+
+
+def test_the_default_model_on_the_native_kernels_does_not_load_torch(default_model_path: Path) -> None:
+    if importlib.util.find_spec("kernels.native._native") is None:
+        pytest.skip("the native kernels are not built")
+    run(NATIVE, str(default_model_path))
