@@ -146,7 +146,7 @@ def summary(settings: Settings, model: ServedModel, info: EngineInfo, base_url: 
     lines = [
         f"model     {model.names[0]}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.quantization} weights ({info.weight_bytes / 2**20:,.0f} MiB)",
-        f"runs on   {info.device}, {info.kernels} kernels, {info.dtype}, {info.num_threads} threads",
+        f"runs on   {info.device} in {info.dtype}: {info.kernels}; {info.num_threads} threads",
         f"memory    {kv_tokens}; context {info.max_model_len:,} tokens",
         f"step      at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens:,} tokens",
         f"serving   {base_url}/v1   (health: /health, ready: /ready, metrics: /metrics, API: /docs)",

@@ -29,6 +29,6 @@ async def count_tokens(body: CountTokensRequest, server: ServerDep, call: CallDe
     note_unknown_fields(body, call, strict=server.settings.strict_fields)
     check_messages(body)
     chat = ChatRequest.model_validate(chat_fields(body))
-    size = num_message_chars(chat.messages)
+    size = num_message_chars(chat)
     tokens = await offload(size, lambda: prompt_tokens(chat, model, add_special_tokens=False))
     return CountTokensResponse(input_tokens=len(tokens))

@@ -56,3 +56,8 @@ async def index(server: ServerDep) -> dict[str, Any]:
         "ready": "/ready",
         "metrics": "/metrics",
     }
+
+
+# Load balancers ask with HEAD.
+routes.head("/health", include_in_schema=False)(health)
+routes.head("/ready", include_in_schema=False)(ready)

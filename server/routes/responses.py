@@ -29,6 +29,6 @@ async def count_input_tokens(body: InputFields, server: ServerDep, call: CallDep
     note_unknown_fields(body, call, strict=server.settings.strict_fields)
     check_input(body)
     chat = ChatRequest.model_validate(chat_fields(body))
-    size = num_message_chars(chat.messages)
+    size = num_message_chars(chat)
     tokens = await offload(size, lambda: prompt_tokens(chat, model, add_special_tokens=False))
     return InputTokensResponse(input_tokens=len(tokens))

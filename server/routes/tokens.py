@@ -30,7 +30,7 @@ async def tokenize(body: TokenizeRequest, server: ServerDep, call: CallDep) -> T
     note_unknown_fields(body, call, strict=server.settings.strict_fields)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: give either prompt or messages", param="prompt")
-    num_chars = len(body.prompt or "") + num_message_chars(body.messages or ())
+    num_chars = len(body.prompt or "") + num_message_chars(body)
     tokens = await offload(num_chars, lambda: _tokens(body, model))
     strings = [model.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
     return TokenizeResponse(count=len(tokens), max_model_len=model.max_model_len, tokens=tokens, token_strs=strings)
@@ -57,7 +57,7 @@ async def render_chat(body: ChatRequest, server: ServerDep, call: CallDep) -> Re
     """What the chat template makes of the messages, without an answer."""
     model = server.model_named(body.model).text
     note_unknown_fields(body, call, strict=server.settings.strict_fields)
-    text = await offload(num_message_chars(body.messages), lambda: render(body, model))
+    text = await offload(num_message_chars(body), lambda: render(body, model))
     tokens = await offload(len(text), lambda: encode(text, "messages", model.tokenizer, add_special_tokens=False))
     return RenderResponse(prompt=text, prompt_token_ids=tokens, count=len(tokens))
 

@@ -50,7 +50,7 @@ class ChatJob:
         return self.body.n or 1
 
     def num_chars(self) -> int:
-        return num_message_chars(self.body.messages)
+        return num_message_chars(self.body)
 
     def plan(self, model: ModelText, draw_seed: SeedSource) -> Plan:
         body = self.body

@@ -11,15 +11,16 @@ from server.protocol.chat import ChatMessage, ContentPart, TemplateFields
 from server.protocol.common import JsonObject
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 
+_TEMPLATE_CHARS = 1 << 20  # a template that came with the request may take long, whatever it is given
 
-def num_message_chars(messages: Sequence[ChatMessage]) -> int:
+
+def num_message_chars(body: TemplateFields) -> int:
     """About how much text the messages hold."""
-    return sum(
-        len(message.content)
-        if isinstance(message.content, str)
-        else sum(len(part.text or "") for part in message.content or ())
-        for message in messages
-    )
+    texts = 0 if body.chat_template is None else _TEMPLATE_CHARS
+    for message in body.messages or ():
+        content = message.content
+        texts += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content or ())
+    return texts
 
 
 def prompt_tokens(body: TemplateFields, model: ModelText, *, add_special_tokens: bool) -> list[int]:

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ class LiveServer:
     process: subprocess.Popen[str]
     url: str = ""  # http://127.0.0.1:PORT
     lines: list[str] = field(default_factory=list)  # what it has said on stderr
+    trust: str | None = None  # a certificate to trust beside the system's
 
     @property
     def base_url(self) -> str:
@@ -42,7 +44,8 @@ class LiveServer:
         return "".join(self.lines)
 
     def http(self, timeout: float = 60.0) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=timeout)
+        verify = True if self.trust is None else ssl.create_default_context(cafile=self.trust)
+        return httpx.Client(base_url=self.url, timeout=timeout, verify=verify)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples over their labels."""
@@ -64,7 +67,7 @@ def command(*flags: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, ready: bool = True, **environment: str) -> Iterator[LiveServer]:
+def serving(*flags: str, ready: bool = True, trust: str | None = None, **environment: str) -> Iterator[LiveServer]:
     """A server on a free port; stopped at the end, by force if need be. `ready` False: only wait for the process."""
     server = LiveServer(
         subprocess.Popen(
@@ -74,7 +77,8 @@ def serving(*flags: str, ready: bool = True, **environment: str) -> Iterator[Liv
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ),
+        trust=trust,
     )
     arrived: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(target=_read, args=(server, arrived), daemon=True)

@@ -7,8 +7,10 @@ import contextlib
 import itertools
 import json
 import math
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -301,3 +303,19 @@ def test_an_engine_that_dies_or_hangs_never_hangs_its_clients(default_model_path
         assert httpx.get(f"{server.url}/health").status_code == 200
         until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 30)
         assert http.post(COMPLETIONS, json={"prompt": "a"}).status_code == 200
+
+
+def test_https_with_a_certificate_by_flag(default_model_path: Path, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    make += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(make, check=True, capture_output=True)
+    flags = ("--executor", "fake", "--tls-certificate", str(certificate), "--tls-key", str(key))
+    with serving(*flags, trust=str(certificate)) as server:
+        assert server.url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(certificate))
+        with httpx.Client(base_url=server.url, verify=context) as http:
+            answer = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 3})
+            assert answer.json()["usage"]["completion_tokens"] == 3

@@ -194,3 +194,10 @@ def test_the_fingerprint_changes_with_what_can_change_an_answer(tmp_path: Any) -
 async def test_pages_about_the_server_answer(path: str) -> None:
     async with toy_server() as toy:
         assert (await toy.http.get(path)).status_code == 200
+
+
+async def test_load_balancers_may_ask_with_head() -> None:
+    async with toy_server() as toy:
+        for path in ("/health", "/ready"):
+            response = await toy.http.head(path)
+            assert (response.status_code, response.content) == (200, b"")
