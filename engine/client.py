@@ -19,10 +19,11 @@ from engine.errors import EngineDead, EngineDraining, EngineUnavailable
 from engine.inflight import Entry, InFlight
 from engine.supervisor import Counters, EngineState, Supervisor, SupervisorOptions
 from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
-from engine.wire import Abort, ResetPrefixCache
+from engine.wire import Abort, ResetPrefixCache, StepBegun
 
 logger = logging.getLogger(__name__)
 
+StepListener = Callable[[StepStats, StepBegun], None]  # the state after a step, and what ran in it
 _UPDATES_A_TURN = 16  # that a consumer who has fallen behind gets in one turn of the loop: the other streams wait
 
 
@@ -59,6 +60,11 @@ class RequestStream:
     @property
     def request(self) -> GenerationRequest:
         return self._entry.request
+
+    @property
+    def begun_at(self) -> float | None:
+        """time.monotonic() of the begin of the first step that ran some of it; None while it waits."""
+        return self._entry.begun_at
 
     @property
     def finished(self) -> bool:
@@ -120,7 +126,7 @@ class EngineClient:
         self._task: asyncio.Task[None] | None = None
         self._request_ids = itertools.count(1)
         self._draining = False
-        self._listeners: list[Callable[[StepStats], None]] = []
+        self._listeners: list[StepListener] = []
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -239,13 +245,21 @@ class EngineClient:
         """The engine's state after the latest step, abort or reset; None before the first of its life."""
         return self._supervisor.stats
 
-    def add_step_listener(self, listener: Callable[[StepStats], None]) -> None:
-        """Call this with the statistics of every step; it must be quick and must not raise."""
+    def longest_wait_seconds(self) -> float:
+        """Of the oldest accepted request that has not run yet; 0 if there is none."""
+        return self._table.longest_wait_seconds()
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        """Call this after every step; it must be quick and must not raise."""
         self._listeners.append(listener)
 
-    def _note_step(self, stats: StepStats) -> None:
+    def remove_step_listener(self, listener: StepListener) -> None:
+        """Call it no more."""
+        self._listeners.remove(listener)
+
+    def _note_step(self, stats: StepStats, begun: StepBegun) -> None:
         for listener in self._listeners:
             try:
-                listener(stats)
+                listener(stats, begun)
             except Exception:  # a fault in monitoring must not stop the delivery
                 logger.exception("a step listener failed")

@@ -7,6 +7,7 @@ update, whatever the engine sends, repeats or fails to send.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -39,10 +40,12 @@ class Entry:
     The buffer is bounded by the request itself: at most n × (max_tokens + 1) updates, beside those for its prompt.
     """
 
-    __slots__ = ("_waiter", "choices", "num_unfinished", "pending", "request", "untouched")
+    __slots__ = ("_waiter", "accepted_at", "begun_at", "choices", "num_unfinished", "pending", "request", "untouched")
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
+        self.accepted_at = time.monotonic()
+        self.begun_at: float | None = None  # when an engine first ran some of it
         self.choices = {
             index: Choice(SeqId(request.request_id, index), list(request.output_token_ids))
             for index in range(request.choice_index, request.choice_index + request.n)
@@ -124,6 +127,19 @@ class InFlight:
         entry.num_unfinished = 0
         self._note_empty()
         return running
+
+    def note_begun(self, seq_ids: Iterable[SeqId]) -> None:
+        """A step runs these: the wait is over for those that have not run yet."""
+        now = time.monotonic()
+        for request_id, _ in seq_ids:
+            entry = self._entries.get(request_id)
+            if entry is not None and entry.begun_at is None:
+                entry.begun_at = now
+
+    def longest_wait_seconds(self) -> float:
+        """Of the oldest request that no engine has run yet; 0 if there is none."""
+        oldest = next((entry for entry in self._entries.values() if entry.begun_at is None), None)
+        return 0.0 if oldest is None else time.monotonic() - oldest.accepted_at
 
     # --- news --------------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ class _InFlight:
     ticket: Ticket
     begun_at: float  # before schedule()
     submitted_at: float  # after schedule()
+    gap_seconds: float
 
 
 class EngineLoop:
@@ -70,6 +71,8 @@ class EngineLoop:
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
         self._stopping = False
+        self._publish_seconds = 0.0  # of the latest step
+        self._step_ended_at: float | None = None  # the latest one, if there was work left behind it
 
     @property
     def busy(self) -> bool:
@@ -155,23 +158,39 @@ class EngineLoop:
                 if not self._in_flight:
                     raise EngineError("the scheduler has work and plans nothing")
                 break
-            self._link.send(StepBegun(output.step_id, tuple([seq.seq_id for seq in output.seqs])))
+            seqs = output.seqs
+            begun = StepBegun(
+                output.step_id, tuple([seq.seq_id for seq in seqs]), tuple([len(seq.token_ids) for seq in seqs])
+            )
+            self._link.send(begun)
             ticket = self._executor.submit(output)
-            self._in_flight.append(_InFlight(output, ticket, begun_at, submitted_at))
+            self._in_flight.append(_InFlight(output, ticket, begun_at, submitted_at, self._gap(begun_at)))
+
+    def _gap(self, begun_at: float) -> float:
+        """How long the executor had nothing to do although there was work."""
+        if self._in_flight or self._step_ended_at is None:
+            return 0.0
+        return begun_at - self._step_ended_at
 
     def _finish_step(self, step: _InFlight) -> None:
         result = self._executor.collect(step.ticket)
         collected_at = self._clock()
         updates = self._scheduler.update(step.output, result)
+        updated_at = self._clock()
         stats = replace(
             self._scheduler.stats(),
             step_id=step.output.step_id,
             started_at=step.begun_at,
             schedule_seconds=step.submitted_at - step.begun_at,
             execute_seconds=collected_at - step.submitted_at,
-            update_seconds=self._clock() - collected_at,
+            update_seconds=updated_at - collected_at,
+            publish_seconds=self._publish_seconds,
+            gap_seconds=step.gap_seconds,
         )
         self._link.send(StepDone(tuple(updates), stats))
+        ended_at = self._clock()
+        self._publish_seconds = ended_at - updated_at
+        self._step_ended_at = ended_at if self.busy else None
 
 
 def _refusals(request: GenerationRequest, message: str, kind: ErrorKind) -> list[RequestUpdate]:

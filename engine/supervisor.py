@@ -81,10 +81,14 @@ class _EngineLostError(Exception):
 
 
 class Supervisor:
-    """See the module. `on_step` gets the statistics of each step."""
+    """See the module. `on_step` gets the statistics of each step, and what ran in it."""
 
     def __init__(
-        self, config: EngineConfig, options: SupervisorOptions, table: InFlight, on_step: Callable[[StepStats], None]
+        self,
+        config: EngineConfig,
+        options: SupervisorOptions,
+        table: InFlight,
+        on_step: Callable[[StepStats, StepBegun], None],
     ) -> None:
         self.state = EngineState.STARTING
         self.info: EngineInfo | None = None
@@ -108,7 +112,7 @@ class Supervisor:
         self._stuck = False
         self._loaded = False
         self._fatal: Fatal | None = None
-        self._running: dict[int, tuple[SeqId, ...]] = {}  # steps begun and not done
+        self._running: dict[int, StepBegun] = {}  # steps begun and not done, by their ids
         self._alone: SeqId | None = None  # the suspect on trial
         self._watchdog = Watchdog(options.limits, 0.0)
         self._timer: asyncio.TimerHandle | None = None
@@ -221,7 +225,7 @@ class Supervisor:
             await asyncio.wait_for(self._closing.wait(), decision.delay_seconds)
 
     def _blame(self, reason: str) -> None:
-        running = {seq_id for seq_ids in self._running.values() for seq_id in seq_ids}
+        running = {seq_id for step in self._running.values() for seq_id in step.seq_ids}
         self._table.blame(running)
         if self._alone is not None and running <= {self._alone}:
             error = f"{reason} again and again while it ran this request"
@@ -267,13 +271,14 @@ class Supervisor:
         match event:
             case StepDone(updates, stats):
                 self._watchdog.step_done()
-                self._running.pop(stats.step_id, None)
+                begun = self._running.pop(stats.step_id)
                 self._deliver(updates)
                 self.stats = stats
-                self._on_step(stats)
+                self._on_step(stats, begun)
             case StepBegun(step_id, seq_ids):
                 self._watchdog.step_begun()
-                self._running[step_id] = seq_ids
+                self._table.note_begun(seq_ids)
+                self._running[step_id] = event
             case News(updates, stats):
                 self._deliver(updates)
                 self.stats = stats

@@ -139,9 +139,15 @@ class StepStats:
     preemptions_total: int
     preempted_tokens_total: int  # computed tokens given up
     overrun_tokens_total: int  # sampled but not delivered (the choice had ended)
+    kv_host_groups: tuple[KVGroupStats, ...] = ()  # of the host's pool, where there is one; private, shared = parked
+    parked_total: int = 0  # preemptions after which the KV waited in the host's memory
+    swapped_out_blocks_total: int = 0  # copied to the host's memory, evicted prefixes too
+    swapped_in_blocks_total: int = 0
     schedule_seconds: float = 0.0  # the times are filled in by the loop
     execute_seconds: float = 0.0
     update_seconds: float = 0.0
+    publish_seconds: float = 0.0  # telling the server about the step before: this one's is not over when it is told
+    gap_seconds: float = 0.0  # between the step before and this one, if there was work all the while
     started_at: float = 0.0  # time.monotonic() of the step's begin
 
 

@@ -89,6 +89,7 @@ class StepBegun(msgspec.Struct, frozen=True, array_like=True, tag="step_begun"):
 
     step_id: int
     seq_ids: tuple[SeqId, ...]
+    num_tokens: tuple[int, ...]  # that each of them runs
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step_done"):

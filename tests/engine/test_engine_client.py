@@ -19,9 +19,11 @@ import uvloop
 
 from engine.client import EngineClient
 from engine.config import EngineConfig, Fault
+from engine.core.plan import SeqId
 from engine.errors import EngineDead, EngineDraining, EngineUnavailable, ModelError
 from engine.supervisor import EngineState
 from engine.types import ErrorKind, FinishReason, LoadProgress, RequestUpdate, SamplingParams, StepStats
+from engine.wire import StepBegun
 
 Start = Callable[..., Any]
 
@@ -147,16 +149,38 @@ async def test_a_slow_consumer_holds_nobody_up(start: Start, harness: Any) -> No
 
 async def test_listeners_hear_every_step_and_cannot_break_the_delivery(start: Start, harness: Any) -> None:
     client = await start()
-    heard: list[StepStats] = []
+    heard: list[tuple[StepStats, StepBegun]] = []
 
-    def broken(stats: StepStats) -> None:
+    def broken(stats: StepStats, begun: StepBegun) -> None:
         raise RuntimeError("monitoring has a bug")
 
+    def listener(stats: StepStats, begun: StepBegun) -> None:
+        heard.append((stats, begun))
+
     client.add_step_listener(broken)
-    client.add_step_listener(heard.append)
-    await harness.tokens(client.submit(harness.request(client, 10)))
-    assert [stats.step_id for stats in heard] == list(range(1, 11))
-    assert client.stats() is heard[-1]
+    client.add_step_listener(listener)
+    stream = client.submit(harness.request(client, 10))
+    await harness.tokens(stream)
+    assert [stats.step_id for stats, _ in heard] == [begun.step_id for _, begun in heard] == list(range(1, 11))
+    assert [begun.seq_ids for _, begun in heard] == [(SeqId(stream.request.request_id, 0),)] * 10
+    assert [begun.num_tokens for _, begun in heard] == [(19,)] + [(1,)] * 9
+    assert client.stats() is heard[-1][0]
+    client.remove_step_listener(listener)
+    await harness.tokens(client.submit(harness.request(client, 1)))
+    assert len(heard) == 10
+
+
+async def test_the_wait_of_the_oldest_is_measured_until_an_engine_runs_it(start: Start, harness: Any) -> None:
+    client = await start()
+    assert client.longest_wait_seconds() == 0.0
+    before = time.monotonic()
+    stream = client.submit(harness.request(client, 1))
+    assert stream.begun_at is None
+    assert 0.0 < client.longest_wait_seconds() <= time.monotonic() - before
+    await harness.tokens(stream)
+    assert stream.begun_at is not None
+    assert before < stream.begun_at < time.monotonic()
+    assert client.longest_wait_seconds() == 0.0
 
 
 async def test_nothing_is_taken_while_the_model_loads(harness: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -30,7 +31,7 @@ def done(events: list[Any]) -> StepDone:
 
 def test_a_step_begins_runs_and_tells_in_one_frame(bench: MakeBench) -> None:
     begun, finished = bench(**ECHO).step(Submit(REQUEST))
-    assert begun == StepBegun(1, (SeqId(1, 0),))
+    assert begun == StepBegun(1, (SeqId(1, 0),), (3,))
     assert finished.updates == (RequestUpdate(1, 0, (11,)),)
     stats = finished.stats
     assert (stats.step_id, stats.num_running, stats.num_prefill_tokens, stats.num_decode_tokens) == (1, 1, 3, 0)
@@ -49,7 +50,7 @@ def test_a_request_runs_to_its_end(bench: MakeBench) -> None:
 
 def test_the_times_of_a_step_are_filled_in(bench: MakeBench) -> None:
     engine = bench(**ECHO)
-    clock = iter([10.0, 10.5, 12.5, 12.75])
+    clock = iter([10.0, 10.5, 12.5, 12.75, 13.0, 15.0, 15.5, 16.5, 17.5, 18.0])
     loop = EngineLoop(engine.scheduler, engine.executor, engine.link, clock=lambda: next(clock))
     engine.link.commands = [Submit(REQUEST)]
     loop.step()
@@ -60,6 +61,20 @@ def test_the_times_of_a_step_are_filled_in(bench: MakeBench) -> None:
         2.0,
         0.25,
     )
+    assert (stats.publish_seconds, stats.gap_seconds) == (0.0, 0.0)  # the first: nothing was told before it
+    loop.step()
+    stats = done(engine.link.take()).stats
+    assert (stats.publish_seconds, stats.gap_seconds) == (0.25, 2.0)
+
+
+def test_idle_time_is_no_gap(bench: MakeBench) -> None:
+    engine = bench(**ECHO)
+    clock = count(step=1.0)
+    loop = EngineLoop(engine.scheduler, engine.executor, engine.link, clock=lambda: next(clock))
+    for request_id in (1, 2):
+        engine.link.commands = [Submit(replace(REQUEST, request_id=request_id, sampling=SamplingParams(1)))]
+        loop.step()
+        assert done(engine.link.take()).stats.gap_seconds == 0.0
 
 
 def test_without_work_a_step_says_nothing(bench: MakeBench) -> None:
@@ -117,7 +132,7 @@ def test_a_step_that_fails_as_a_whole_comes_out_of_step(bench: MakeBench) -> Non
     engine = bench(faults=(Fault("raise", step=1),))
     with pytest.raises(RuntimeError):
         engine.step(Submit(REQUEST))
-    assert engine.link.take() == [StepBegun(1, (SeqId(1, 0),))]
+    assert engine.link.take() == [StepBegun(1, (SeqId(1, 0),), (3,))]
 
 
 def test_pings_are_answered_in_order_with_the_steps(bench: MakeBench) -> None:

@@ -75,7 +75,9 @@ UPDATE = RequestUpdate(
     error="why",
     error_kind=ErrorKind.REJECTED,
 )
-STATS = StepStats(1, 2, 3, 4, 5, (KVGroupStats(6, 7, 8, 9),), 10, 11, 12, 13, 14, 15, 16, 17, 0.5, 0.25, 0.125, 2.0)
+STATS = StepStats(
+    1, 2, 3, 4, 5, (KVGroupStats(6, 7, 8, 9),), 10, 11, 12, 13, 14, 15, 16, 17, gap_seconds=0.5, started_at=2.0
+)
 _VALUES: dict[str, Any] = {f.name: {"str": "x", "int": 1}.get(str(f.type), (2, 3)) for f in fields(EngineInfo)}
 INFO = EngineInfo(**_VALUES)
 
@@ -91,7 +93,7 @@ COMMANDS: list[Command] = [
 EVENTS: list[Event] = [
     Loading(LoadProgress("reading", 0.5)),
     Ready(INFO),
-    StepBegun(3, (SeqId(1, 0), SeqId(2, 1))),
+    StepBegun(3, (SeqId(1, 0), SeqId(2, 1)), (1, 7)),
     StepDone((UPDATE, RequestUpdate(2, 0, (3,))), STATS),
     News((UPDATE,), STATS),
     Pong(7),
