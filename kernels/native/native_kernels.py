@@ -40,7 +40,8 @@ _DTYPES: dict[DType, np.dtype[Any]] = {
 _ACTIVATIONS = {Activation.SILU: 0, Activation.GELU: 1, Activation.GELU_TANH: 2, Activation.RELU: 3}
 _CACHE_KINDS = {DType.FLOAT32: 0, DType.BFLOAT16: 1, DType.INT8: 2}
 _MAX_PLANS = 512  # recorded steps kept; the least recently used goes first
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # bytes of a cache line
+_WIDE_ROW_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +299,13 @@ class NativeKernels(KernelSet):
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """An uninitialised array that starts on a cache line."""
+    """An uninitialised array that starts on a cache line. Wide rows lie an odd number of lines apart: rows that met in
+    the same cache sets would push each other out."""
+    if len(shape) == 2 and shape[0] > 1 and shape[1] * dtype.itemsize >= _WIDE_ROW_BYTES:
+        per_line = _ALIGNMENT // dtype.itemsize
+        lines = -(-shape[1] // per_line) | 1
+        wide: npt.NDArray[Any] = _aligned((shape[0] * lines * per_line,), dtype)
+        return wide.reshape(shape[0], lines * per_line)[:, : shape[1]]
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

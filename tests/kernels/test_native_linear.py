@@ -1,4 +1,7 @@
-"""Native products: exact integer arithmetic, the same on every instruction set, row by row."""
+"""Native products: bit for bit what the reference's arithmetic gives, row by row.
+
+Without tiles weights with codes meet 8-bit activations in exact integer sums; with tiles (AMX) everything is bf16.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernels import formats
 from kernels.interface import DType, HostWeight
-from kernels.reference import quantized
+from kernels.reference import quantized, tiles
 from tests.kernels.cases import BLOCK_FORMATS, PLAIN_FORMATS, Floats, check_linear, host_weight, normal
 from tests.kernels.native_cases import EVERY_ISA, EVERY_ISA_AND_THREADS, ISAS, kernels_for, linear, same_bits
 
@@ -20,6 +23,11 @@ def weight_of(name: str, rows: int, columns: int, seed: int = 0) -> HostWeight:
     if name in BLOCK_FORMATS or name in PLAIN_FORMATS:
         return host_weight(name, rows, columns, seed)[0]
     return formats.quantize(normal(rows, columns, seed=seed, scale=0.1), name)
+
+
+def expected(isa: str, x: Floats, weight: HostWeight, bias: Floats | None = None) -> Floats:
+    """The reference of the arithmetic that this instruction set has."""
+    return tiles.linear(x, weight, bias) if isa == "amx" else quantized.linear(x, [weight], bias)
 
 
 def outliers(rows: int, columns: int, seed: int = 0) -> Floats:
@@ -39,7 +47,7 @@ def test_quantised_products_equal_the_reference_bit_for_bit(isa: str, threads: i
         weight, x = weight_of(name, num_outputs, columns), outliers(num_rows, columns)
         bias = normal(num_outputs, seed=9)
         actual = linear(kernels, x, kernels.pack_linear([weight], bias))
-        same_bits(actual, quantized.linear(x, [weight], bias))
+        same_bits(actual, expected(isa, x, weight, bias))
 
 
 @pytest.mark.parametrize("isa", EVERY_ISA)
@@ -47,7 +55,7 @@ def test_per_channel_weights_take_any_number_of_inputs(isa: str) -> None:
     kernels = kernels_for(isa, 1, DType.BFLOAT16)
     for columns in (1, 31, 33, 100):
         weight, x = weight_of("INT8", 20, columns), outliers(5, columns)
-        same_bits(linear(kernels, x, kernels.pack_linear([weight])), quantized.linear(x, [weight]))
+        same_bits(linear(kernels, x, kernels.pack_linear([weight])), expected(isa, x, weight))
 
 
 @settings(max_examples=40, deadline=None)
@@ -64,7 +72,7 @@ def test_any_shape_equals_the_reference(
 ) -> None:
     kernels = kernels_for(isa, threads, DType.BFLOAT16)
     weight, x = weight_of(name, num_outputs, 128 * groups, seed=groups), outliers(num_rows, 128 * groups, seed=1)
-    same_bits(linear(kernels, x, kernels.pack_linear([weight])), quantized.linear(x, [weight]))
+    same_bits(linear(kernels, x, kernels.pack_linear([weight])), expected(isa, x, weight))
 
 
 @pytest.mark.parametrize(("isa", "threads"), EVERY_ISA_AND_THREADS)
@@ -87,21 +95,28 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(isa: str, threads: int, nam
     weight = weight_of(name, 70, 384)
     packed, packed_alone = kernels.pack_linear([weight]), alone.pack_linear([weight])
     x = outliers(300, 384)
-    expected = np.concatenate([linear(alone, x[r : r + 1], packed_alone) for r in range(len(x))])
+    rows = np.concatenate([linear(alone, x[r : r + 1], packed_alone) for r in range(len(x))])
     for first, last in ((0, 1), (0, 2), (3, 10), (1, 17), (0, 33), (7, 71), (0, 300)):
-        same_bits(linear(kernels, x[first:last], packed), expected[first:last])
+        same_bits(linear(kernels, x[first:last], packed), rows[first:last])
 
 
-@pytest.mark.parametrize("name", ["F32", "Q8_0", "Q4_0", "Q4_1", "INT8"])
-def test_every_instruction_set_gives_the_same_bits(name: str) -> None:
-    weight, x = weight_of(name, 50, 320 if name != "INT8" else 333), outliers(21, 320 if name != "INT8" else 333)
-    results = [linear(k := kernels_for(isa, 1, DType.BFLOAT16), x, k.pack_linear([weight])) for isa in ISAS]
-    if name != "F32":  # kept in bfloat16, whose products an instruction set may sum in its own way
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "INT8"])
+def test_instruction_sets_agree_bit_for_bit(name: str) -> None:
+    """In float32 all of them; at the weights' own bits those without tiles."""
+    columns = 333 if name in ("F32", "INT8") else 320
+    weight, x = weight_of(name, 50, columns), outliers(21, columns)
+    for dtype, isas in ((DType.FLOAT32, ISAS), (DType.BFLOAT16, [isa for isa in ISAS if isa != "amx"])):
+        results = [linear(k := kernels_for(isa, 1, dtype), x, k.pack_linear([weight])) for isa in isas]
         for result in results[1:]:
             same_bits(result, results[0])
-    wide = [linear(k := kernels_for(isa, 1), x, k.pack_linear([weight])) for isa in ISAS]
-    for result in wide[1:]:
-        same_bits(result, wide[0])
+
+
+@pytest.mark.skipif("amx" not in ISAS, reason="no tiles here")
+def test_plain_weights_on_tiles_equal_the_reference_bit_for_bit() -> None:
+    kernels = kernels_for("amx", 2, DType.BFLOAT16)
+    for name, columns in (("BF16", 320), ("F32", 33), ("F16", 1)):
+        weight, x, bias = weight_of(name, 50, columns), outliers(37, columns), normal(50, seed=3)
+        same_bits(linear(kernels, x, kernels.pack_linear([weight], bias)), tiles.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("isa", EVERY_ISA)

@@ -49,8 +49,8 @@ bool has_avx512() {
 bool has_amx() {
   const Registers seven = cpuid(7, 0);
   const bool bf16 = bit(cpuid(7, 1).a, 5);
-  const bool tiles = bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);  // AMX-BF16, AMX-TILE, AMX-INT8
-  if (!has_avx512() || !bf16 || !tiles || (saved_state() & 0x60000) != 0x60000) return false;
+  const bool tiles = bit(seven.d, 22) && bit(seven.d, 24), fp16 = bit(seven.d, 23);  // AMX-BF16, AMX-TILE
+  if (!has_avx512() || !bf16 || !fp16 || !tiles || (saved_state() & 0x60000) != 0x60000) return false;
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

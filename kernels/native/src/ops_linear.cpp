@@ -18,12 +18,12 @@ class Prepared {
  public:
   Prepared(const KernelTable& table, const PackedWeight& weight, int64_t rows)
       : table_(table), rows_(round_up(std::max<int64_t>(rows, 1), kLanes)), k_(weight.k),
-        k_padded_(round_up(weight.k, kGroup)), quantized_(weight.quantized()),
-        bf16_(table.bf16_rows && weight.floating()) {}
+        k_padded_(round_up(weight.k, kGroup)), quantized_(!table.tiles && weight.quantized()), bf16_(table.tiles && !weight.wide()),
+        scale_(weight.activation_scale()) {}
 
   size_t bytes() const {
     const int64_t groups = k_padded_ / kGroup;
-    return static_cast<size_t>((quantized_ ? rows_ * (k_padded_ + 12 * groups) : 0) + (bf16_ ? rows_ * k_padded_ * 2 : 0));
+    return static_cast<size_t>(quantized_ ? rows_ * (k_padded_ + 12 * groups) : bf16_ ? rows_ * k_padded_ * 2 : 0);
   }
   bool needed() const { return quantized_ || bf16_; }
   int64_t elements() const { return rows_ * k_padded_; }
@@ -40,13 +40,12 @@ class Prepared {
     return q;
   }
   uint16_t* bf16(uint8_t* scratch) const {
-    const int64_t before = quantized_ ? rows_ * (k_padded_ + 12 * (k_padded_ / kGroup)) : 0;
-    return reinterpret_cast<uint16_t*>(scratch + before);
+    return reinterpret_cast<uint16_t*>(scratch);
   }
-  // Rows [begin, end) of x; `sources` picks them when not null.
-  void prepare(Matrix x, const int32_t* sources, uint8_t* scratch, int64_t begin, int64_t end) const {
-    if (quantized_) table_.quantize(x.data, x.stride, sources, quantized(scratch), begin, end);
-    if (bf16_) table_.to_bf16(x.data, x.stride, sources, k_, bf16(scratch), k_padded_, begin, end);
+  void prepare(Matrix x, uint8_t* scratch, int64_t begin, int64_t end) const {
+    if (quantized_) table_.quantize(x.data, x.stride, quantized(scratch), begin, end);
+    if (bf16_) table_.to_bf16(x.data, x.stride, k_, scale_, bf16(scratch), begin, end);
+    if (end == x.rows) clear_padding(scratch, end);
   }
   LinearArgs args(const PackedWeight& weight, const WeightPart& part, Matrix x, Matrix out, uint8_t* scratch) const {
     LinearArgs a{};
@@ -54,6 +53,7 @@ class Prepared {
     if (quantized_) a.q = quantized(scratch);
     if (bf16_) a.x_bf16 = bf16(scratch);
     a.x = x.data;
+    a.x_scale = scale_;
     a.x_stride = x.stride;
     a.out = out.data;
     a.out_stride = out.stride;
@@ -62,9 +62,17 @@ class Prepared {
   }
 
  private:
+  // Tiles are read whole. A padding row changes no other row, but should be something.
+  void clear_padding(uint8_t* scratch, int64_t row) const {
+    for (; bf16_ && row < rows_; ++row)
+      for (int64_t s = 0, at = row / 16 * 16 * k_padded_ + row % 16 * 32; s < k_padded_ / 32; ++s, at += 512)
+        std::memset(bf16(scratch) + at, 0, 64);
+  }
+
   const KernelTable& table_;
   int64_t rows_, k_, k_padded_;
   bool quantized_, bf16_;
+  float scale_;
 };
 
 int64_t blocks_of(const WeightPart& part) { return round_up(part.n, kLanes) / kLanes; }
@@ -85,10 +93,10 @@ class LinearOp final : public Op {
     const auto kernel_scratch = table_.linear_scratch(weight_.k);
     uint8_t* scratch = private_ ? worker.local + kernel_scratch : worker.shared;
     if (private_) {
-      prepared_.prepare(x_, nullptr, scratch, 0, x_.rows);
+      prepared_.prepare(x_, scratch, 0, x_.rows);
     } else if (prepared_.needed()) {
       for_chunks(worker, x_.rows, kPrepareRows,
-                 [&](int64_t begin, int64_t end) { prepared_.prepare(x_, nullptr, scratch, begin, end); });
+                 [&](int64_t begin, int64_t end) { prepared_.prepare(x_, scratch, begin, end); });
       worker.barrier();
     }
     multiply(worker, scratch);
@@ -126,12 +134,13 @@ class GroupedLinearOp final : public Op {
   GroupedLinearOp(const KernelTable& table, std::vector<const PackedWeight*> experts, const ExpertRows& rows, Matrix x,
                   Matrix out)
       : table_(table), experts_(std::move(experts)), rows_(rows), x_(x), out_(out), count_(rows.tokens * rows.top_k),
-        prepared_(table, *experts_[0], count_), order_(static_cast<size_t>(count_)),
-        sources_(static_cast<size_t>(count_)), starts_(experts_.size() + 1) {}
+        padded_(count_ + kLanes * static_cast<int64_t>(experts_.size())), prepared_(table, *experts_[0], padded_),
+        order_(static_cast<size_t>(padded_)), sources_(static_cast<size_t>(padded_)), starts_(experts_.size()),
+        ends_(experts_.size()) {}
 
   size_t local_bytes() const override { return static_cast<size_t>(table_.linear_scratch(experts_[0]->k)); }
   size_t shared_bytes() const override {
-    return prepared_.bytes() + static_cast<size_t>(count_ * experts_[0]->k) * sizeof(float);
+    return prepared_.bytes() + static_cast<size_t>(padded_ * experts_[0]->k) * sizeof(float);
   }
 
   void run(Worker& worker) override {
@@ -141,12 +150,17 @@ class GroupedLinearOp final : public Op {
     // Rows in the order of experts: gathered once, and prepared from there.
     auto* gathered = reinterpret_cast<float*>(worker.shared + prepared_.bytes());
     const int64_t k = experts_[0]->k;
-    const Matrix sorted{gathered, count_, k};
-    for_chunks(worker, count_, kPrepareRows, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r)
-        std::memcpy(gathered + r * k, x_.data + sources_[static_cast<size_t>(r)] * x_.stride,
-                    static_cast<size_t>(k) * sizeof(float));
-      prepared_.prepare(sorted, nullptr, worker.shared, begin, end);
+    const Matrix sorted{gathered, padded_, k};
+    for_chunks(worker, ends_.back(), kPrepareRows, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        float* row = gathered + r * k;
+        const int64_t source = sources_[static_cast<size_t>(r)];
+        if (source < 0)
+          std::memset(row, 0, static_cast<size_t>(k) * sizeof(float));
+        else
+          std::memcpy(row, x_.data + source * x_.stride, static_cast<size_t>(k) * sizeof(float));
+      }
+      prepared_.prepare(sorted, worker.shared, begin, end);
     });
     worker.barrier();
     int64_t blocks = 0;
@@ -157,13 +171,18 @@ class GroupedLinearOp final : public Op {
   }
 
  private:
+  // Expert e has the sorted rows starts_[e] … ends_[e] − 1; each begins a tile of 16.
   void sort_by_expert() {
-    std::fill(starts_.begin(), starts_.end(), 0);
-    for (int64_t i = 0; i < count_; ++i) ++starts_[static_cast<size_t>(rows_.ids[i]) + 1];
-    for (size_t e = 1; e < starts_.size(); ++e) starts_[e] += starts_[e - 1];
-    std::vector<int64_t> at(starts_.begin(), starts_.end() - 1);
+    std::vector<int64_t> counts(experts_.size());
+    for (int64_t i = 0; i < count_; ++i) ++counts[static_cast<size_t>(rows_.ids[i])];
+    int64_t at = 0;
+    for (size_t e = 0; e < counts.size(); ++e) {
+      starts_[e] = ends_[e] = at;
+      at = round_up(at + counts[e], kLanes);
+    }
+    std::fill(sources_.begin(), sources_.end(), -1);
     for (int64_t i = 0; i < count_; ++i) {
-      const auto position = static_cast<size_t>(at[static_cast<size_t>(rows_.ids[i])]++);
+      const auto position = static_cast<size_t>(ends_[static_cast<size_t>(rows_.ids[i])]++);
       order_[position] = static_cast<int32_t>(i);
       sources_[position] = static_cast<int32_t>(rows_.shared_input ? i / rows_.top_k : i);
     }
@@ -178,7 +197,7 @@ class GroupedLinearOp final : public Op {
         LinearArgs args = prepared_.args(weight, part, sorted, out_, worker.shared);
         args.out_rows = order_.data();
         args.scratch = worker.local;
-        table_.linear(args, starts_[expert], starts_[expert + 1], block, block + 1);
+        table_.linear(args, starts_[expert], ends_[expert], block, block + 1);
         return;
       }
       block -= blocks;
@@ -189,10 +208,10 @@ class GroupedLinearOp final : public Op {
   std::vector<const PackedWeight*> experts_;
   ExpertRows rows_;
   Matrix x_, out_;
-  int64_t count_;
+  int64_t count_, padded_;
   Prepared prepared_;
-  std::vector<int32_t> order_, sources_;
-  std::vector<int64_t> starts_;
+  std::vector<int32_t> order_, sources_;  // by sorted row
+  std::vector<int64_t> starts_, ends_;    // by expert
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -63,6 +64,8 @@ const Format* find_format(const std::string& name) {
     if (name == f.name) return &f;
   return nullptr;
 }
+
+bool is_float_kind(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
 
 bool is_float(const std::string& format) { return format == "F32" || format == "F16" || format == "BF16"; }
 
@@ -135,8 +138,9 @@ uint8_t code_of(const std::string& format, const uint8_t* group, int i) {
 }
 
 void put_code(const WeightPart& p, uint8_t* block, int64_t lane, int64_t i, uint8_t code) {
+  constexpr int kPlace[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // the inverse of kByteOrder
   uint8_t* group = block + i / kGroup * group_bytes(p.kind);
-  const int64_t at = i % kGroup;
+  const int64_t at = i % kGroup / 8 * 8 + kPlace[i % 8];
   if (p.kind == WeightKind::q8) {
     group[at / 4 * 64 + lane * 4 + at % 4] = code;
   } else {
@@ -145,7 +149,16 @@ void put_code(const WeightPart& p, uint8_t* block, int64_t lane, int64_t i, uint
   }
 }
 
-void pack_quantized(const HostPart& host, const WeightPart& p, uint8_t* codes, uint8_t* scales) {
+// e such that 2^e · largest weight lies just below 2^15, the top of float16.
+int32_t exponent_of(float largest) {
+  if (!(largest > 0.0f) || std::isinf(largest)) return 0;
+  int exponent;
+  std::frexp(largest, &exponent);
+  return std::min(15, std::max(-14, 15 - exponent));
+}
+
+void pack_quantized(const HostPart& host, WeightPart& p, uint8_t* codes, uint8_t* scales) {
+  float largest = 0.0f;
   const Format& f = *find_format(host.format);
   const int64_t groups = p.k_padded / kGroup, words = p.kind == WeightKind::q4_min ? 2 * kLanes : kLanes;
   const int64_t scale_groups = round_up(groups, p.groups_per_scale) / p.groups_per_scale;
@@ -157,7 +170,12 @@ void pack_quantized(const HostPart& host, const WeightPart& p, uint8_t* codes, u
     const uint8_t* group = host.data + n * host.row_bytes;
     for (int64_t s = 0; s * width < host.k; ++s, group += bytes, scale += words * 2) {
       std::memcpy(scale, group, 2);
-      if (p.kind == WeightKind::q4_min) std::memcpy(scale + 2 * kLanes, group + 2, 2);
+      float top = std::fabs(half_to_float(read<uint16_t>(group))) * (p.kind == WeightKind::q8 ? 128.0f : 15.0f);
+      if (p.kind == WeightKind::q4_min) {
+        std::memcpy(scale + 2 * kLanes, group + 2, 2);
+        top += std::fabs(half_to_float(read<uint16_t>(group + 2)));
+      }
+      largest = std::max(largest, top);
       for (int64_t i = 0; i < width; ++i)
         put_code(p, block, lane, s * width + i, code_of(host.format, group, static_cast<int>(i)));
     }
@@ -165,20 +183,31 @@ void pack_quantized(const HostPart& host, const WeightPart& p, uint8_t* codes, u
     if (p.kind == WeightKind::q4)
       for (int64_t i = host.k; i < p.k_padded; ++i) put_code(p, block, lane, i, 8);
   }
+  p.exponent = exponent_of(largest);
+}
+
+// One exponent for all parts, the one that suits the largest.
+void share_exponent(PackedWeight& weight) {
+  int32_t least = 15;
+  for (const WeightPart& part : weight.parts)
+    if (!is_float_kind(part.kind)) least = std::min(least, part.exponent);
+  for (WeightPart& part : weight.parts) part.exponent = least;
 }
 
 }  // namespace
 
+float PackedWeight::activation_scale() const { return quantized() ? std::ldexp(1.0f, 112 - parts[0].exponent) : 1.0f; }
+
 bool PackedWeight::quantized() const {
   for (const WeightPart& p : parts)
-    if (p.kind != WeightKind::f32 && p.kind != WeightKind::bf16) return true;
+    if (!is_float_kind(p.kind)) return true;
   return false;
 }
 
-bool PackedWeight::floating() const {
+bool PackedWeight::wide() const {
   for (const WeightPart& p : parts)
-    if (p.kind == WeightKind::f32 || p.kind == WeightKind::bf16) return true;
-  return false;
+    if (p.kind != WeightKind::f32) return false;
+  return true;
 }
 
 PackedWeight pack(const std::vector<HostPart>& hosts, WeightKind float_kind, std::vector<float> bias) {
@@ -213,6 +242,7 @@ PackedWeight pack(const std::vector<HostPart>& hosts, WeightKind float_kind, std
       pack_quantized(hosts[i], part, at, at + s.codes);
     at += s.codes + s.scales;
   }
+  share_exponent(weight);
   return weight;
 }
 

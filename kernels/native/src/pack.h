@@ -3,9 +3,9 @@
 // A matrix [n, k] is cut into blocks of 16 outputs; a block's inputs lie one after another, so that a vector of 16
 // lanes holds 16 outputs and a product streams the block once:
 //   f32   [k][16]                     bf16  [k/2][16][2]
-//   q8    per group of 32 inputs: [8][16][4] int8
-//   q4    per group of 32 inputs: [4][16][4] bytes; byte (j, lane, b) holds input 8j + b in its low nibble and
-//         8j + 4 + b in its high one, as code + 8 (q4) or as the unsigned code (q4_min)
+//   q8    per group of 32 inputs: [8][16][4] int8, inputs in kByteOrder
+//   q4    per group of 32 inputs: [4][16][4] bytes; byte (j, lane, b) holds place 8j + b of that order in its low nibble
+//         and 8j + 4 + b in its high one, as code + 8 (q4) or as the unsigned code (q4_min)
 // Scales are float16: per block and scale group 16 factors, then (q4_min) 16 minima. Inputs are padded to whole groups
 // with weight 0, outputs to whole blocks.
 #pragma once
@@ -33,8 +33,10 @@ struct PackedWeight {
   std::unique_ptr<uint8_t, void (*)(void*)> storage{nullptr, nullptr};
   int64_t bytes = 0;
 
-  bool quantized() const;  // has a part that reads quantised activations
-  bool floating() const;   // has one that does not
+  bool quantized() const;  // has a part with codes
+  bool wide() const;       // is float32 altogether
+  // What tile kernels multiply activations by: their expanded weights are too small by this factor.
+  float activation_scale() const;
 };
 
 // `float_kind` is what F32, F16 and BF16 parts become: WeightKind::f32 or bf16. Throws std::invalid_argument on an

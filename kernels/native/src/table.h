@@ -9,7 +9,9 @@ namespace octavo {
 
 struct KernelTable {
   const char* name;
-  bool bf16_rows;  // float linears with bf16 weights read LinearArgs::x_bf16
+  bool tiles;  // all weights but f32 ones read LinearArgs::x_bf16, none the quantised rows
+
+  void (*leave)();  // a thread has done its share of a program
 
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
@@ -22,12 +24,12 @@ struct KernelTable {
   void (*add_gated)(const PointwiseArgs&, int64_t begin, int64_t end);  // out += σ(gate) · x
   void (*rope_and_store)(const RopeArgs&, int64_t begin, int64_t end);
 
-  // rows [begin, end) of x [_, k] with the given stride; `sources` picks the rows when not null
-  void (*quantize)(const float* x, int64_t stride, const int32_t* sources, const QuantizedRows&, int64_t begin,
+  // rows [begin, end) of x [_, k] with the given stride
+  void (*quantize)(const float* x, int64_t stride, const QuantizedRows&, int64_t begin,
                    int64_t end);
-  void (*to_bf16)(const float* x, int64_t stride, const int32_t* sources, int64_t k, uint16_t* out, int64_t out_stride,
-                  int64_t begin, int64_t end);
-  // outputs of blocks of 16 columns [block_begin, block_end) for rows [row_begin, row_end)
+  // with `tiles`: rows [begin, end) of scale · x [_, k] to bf16, as LinearArgs::x_bf16 has them
+  void (*to_bf16)(const float* x, int64_t stride, int64_t k, float scale, uint16_t* out, int64_t begin, int64_t end);
+  // row_begin is a multiple of 16: outputs of blocks of 16 columns [block_begin, block_end) for rows [row_begin, row_end)
   void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end);
   int64_t (*linear_scratch)(int64_t k);  // bytes of LinearArgs::scratch
   void (*embed)(const WeightPart&, int64_t row, float scale, bool accumulate, float* out);

@@ -6,6 +6,13 @@
 
 #include <cstdint>
 
+// Before a loop over registers: it must be unrolled whole, or the array that it walks lives in memory.
+#if defined(__clang__)
+#define OCTAVO_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define OCTAVO_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace octavo {
 
 constexpr int kLanes = 16;          // outputs (or keys, or dims) that one vector covers, on every ISA
@@ -49,6 +56,7 @@ struct PointwiseArgs {
 struct WeightPart {
   WeightKind kind;
   int32_t groups_per_scale;
+  int32_t exponent;  // quantised kinds: 2^exponent times the weight's largest value lies below 2^15
   int64_t n;         // outputs
   int64_t n_offset;  // where they start in the output row
   int64_t k;         // inputs
@@ -57,20 +65,25 @@ struct WeightPart {
   const uint16_t* scales;
 };
 
-// Activations quantised per row and group of 32.
+// Eight consecutive inputs stand in this order wherever bytes or nibbles are packed: what a 16-bit lane then meets are
+// pairs of neighbours, as bf16 tiles want them. Integer sums do not care.
+constexpr int kByteOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+// Activations quantised per row and group of 32. What belongs to a group lies in tiles of 16 rows: [rows/16][groups][16].
 struct QuantizedRows {
-  int8_t* codes;  // [rows padded to 16, k_padded]
-  float* scale;   // [rows padded, groups]
-  float* sum;     // [rows padded, groups]: scale · Σ codes
-  int32_t* isum;  // [rows padded, groups]: Σ codes
+  int8_t* codes;  // [rows padded to 16, k_padded], in kByteOrder
+  float* scale;
+  float* sum;     // scale · Σ codes
+  int32_t* isum;  // Σ codes
   int64_t k, k_padded;
 };
 
 struct LinearArgs {
   WeightPart part;
   QuantizedRows q;          // quantised kinds
-  const float* x;           // float kinds: rows of k floats …
-  const uint16_t* x_bf16;   // … or, for tile kernels, rows of k_padded bf16, zero-padded
+  const float* x;           // float kinds
+  const uint16_t* x_bf16;   // tile kernels: [rows/16][k_padded/32][16][32]
+  float x_scale;            // what they were multiplied by
   int64_t x_stride;
   const int32_t* out_rows;  // nullptr: row r goes to out + r · out_stride
   float* out;

@@ -15,6 +15,7 @@ namespace {
 constexpr KernelTable make_table(const char* name) {
   KernelTable t{};
   t.name = name;
+  t.leave = [] {};
   t.rms_norm = rms_norm;
   t.layer_norm = layer_norm;
   t.gated_activation = gated_activation;
@@ -26,7 +27,6 @@ constexpr KernelTable make_table(const char* name) {
   t.add_gated = add_gated;
   t.rope_and_store = rope_and_store;
   t.quantize = quantize;
-  t.to_bf16 = to_bf16;
   t.linear = linear;
   t.linear_scratch = linear_scratch;
   t.embed = embed;

@@ -20,24 +20,19 @@ inline void quantize_group(const float* x, int64_t n, int8_t* codes, float* scal
   *sum = *scale * total;
 }
 
-void quantize(const float* x, int64_t stride, const int32_t* sources, const QuantizedRows& q, int64_t begin,
+// Where row r keeps what belongs to group g.
+inline int64_t group_at(int64_t row, int64_t g, int64_t groups) { return row / 16 * 16 * groups + g * 16 + row % 16; }
+
+void quantize(const float* x, int64_t stride, const QuantizedRows& q, int64_t begin,
               int64_t end) {
   const int64_t groups = q.k_padded / kGroup;
   for (int64_t r = begin; r < end; ++r) {
-    const float* row = x + (sources ? sources[r] : r) * stride;
+    const float* row = x + r * stride;
     for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = r * groups + g, left = q.k - g * kGroup;
+      const int64_t at = group_at(r, g, groups), left = q.k - g * kGroup;
       quantize_group(row + g * kGroup, left, q.codes + r * q.k_padded + g * kGroup, q.scale + at, q.sum + at,
                      q.isum + at);
     }
-  }
-}
-
-void to_bf16(const float* x, int64_t stride, const int32_t* sources, int64_t k, uint16_t* out, int64_t out_stride,
-             int64_t begin, int64_t end) {
-  for (int64_t r = begin; r < end; ++r) {
-    const float* row = x + (sources ? sources[r] : r) * stride;
-    for (int64_t i = 0; i < out_stride; i += kLanes) store_low16(out + r * out_stride + i, bf16_bits(load_n(row + i, k - i)));
   }
 }
 
@@ -66,17 +61,20 @@ template <int R> struct QuantizedTile {
   // One group of 32 inputs: exact integer sums. Weights enter unsigned; what the offset adds is taken off beforehand.
   template <WeightKind K> void integer_sums(const uint8_t* codes, const QuantizedRows& q, int64_t row, int64_t g) {
     constexpr int32_t kOffset = K == WeightKind::q8 ? 128 : K == WeightKind::q4 ? 8 : 0;
-    const int64_t groups = q.k_padded / kGroup;
-    for (int r = 0; r < R; ++r) sum[r] = iset1(kOffset ? -kOffset * q.isum[(row + r) * groups + g] : 0);
+    const int32_t* isum = q.isum + group_at(row, g, q.k_padded / kGroup);
+    OCTAVO_UNROLL
+    for (int r = 0; r < R; ++r) sum[r] = iset1(kOffset ? -kOffset * isum[r] : 0);
     const int8_t* x = q.codes + row * q.k_padded + g * kGroup;
     if constexpr (K == WeightKind::q8) {
       for (int j = 0; j < 8; ++j) {
         const I w = flip_sign_bytes(iload(codes + 64 * j));
+        OCTAVO_UNROLL
         for (int r = 0; r < R; ++r) dot<K>(r, w, load_word(x + r * q.k_padded + 4 * j));
       }
     } else {
       for (int j = 0; j < 4; ++j) {
         const I both = iload(codes + 64 * j), low = low_nibbles(both), high = high_nibbles(both);
+        OCTAVO_UNROLL
         for (int r = 0; r < R; ++r) {
           dot<K>(r, low, load_word(x + r * q.k_padded + 8 * j));
           dot<K>(r, high, load_word(x + r * q.k_padded + 8 * j + 4));
@@ -87,11 +85,11 @@ template <int R> struct QuantizedTile {
 
   // acc = fma(Σ, d · dx, acc), then with a minimum acc = fma(m, dx · Σx, acc)
   template <WeightKind K> void accumulate(F d, F m, const QuantizedRows& q, int64_t row, int64_t g) {
-    const int64_t groups = q.k_padded / kGroup;
+    const int64_t at = group_at(row, g, q.k_padded / kGroup);
+    OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
-      const int64_t at = (row + r) * groups + g;
-      acc[r] = fma(to_float(sum[r]), d * set1(q.scale[at]), acc[r]);
-      if constexpr (K == WeightKind::q4_min) acc[r] = fma(m, set1(q.sum[at]), acc[r]);
+      acc[r] = fma(to_float(sum[r]), d * set1(q.scale[at + r]), acc[r]);
+      if constexpr (K == WeightKind::q4_min) acc[r] = fma(m, set1(q.sum[at + r]), acc[r]);
     }
   }
 };
@@ -109,6 +107,7 @@ template <WeightKind K, int R> void quantized_rows(const LinearArgs& a, int64_t 
   const uint8_t* codes = w.codes + block * groups * code_bytes(K);
   const uint16_t* scales = w.scales + block * scale_groups * scale_words(K);
   QuantizedTile<R> tile;
+  OCTAVO_UNROLL
   for (int r = 0; r < R; ++r) tile.acc[r] = zero();
   for (int64_t s = 0, g = 0; s < scale_groups; ++s, scales += scale_words(K)) {
     const F d = load_half(scales);
@@ -119,6 +118,7 @@ template <WeightKind K, int R> void quantized_rows(const LinearArgs& a, int64_t 
       tile.template accumulate<K>(d, m, a.q, row, g);
     }
   }
+  OCTAVO_UNROLL
   for (int r = 0; r < R; ++r) store_output(a, row + r, block, tile.acc[r]);
 }
 
@@ -128,6 +128,7 @@ template <WeightKind K, int R> void quantized_rows(const LinearArgs& a, int64_t 
 template <WeightKind K, int R> void float_rows(const LinearArgs& a, int64_t row, int64_t block) {
   const WeightPart& w = a.part;
   F even[R], odd[R];
+  OCTAVO_UNROLL
   for (int r = 0; r < R; ++r) even[r] = odd[r] = zero();
   const float* x = a.x + row * a.x_stride;
   const int64_t pairs = w.k / 2, element = K == WeightKind::f32 ? 4 : 2;
@@ -144,6 +145,7 @@ template <WeightKind K, int R> void float_rows(const LinearArgs& a, int64_t row,
   };
   for (int64_t p = 0; p < pairs; ++p) {
     load_pair(p);
+    OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) {
       even[r] = fma(set1(x[r * a.x_stride + 2 * p]), we, even[r]);
       odd[r] = fma(set1(x[r * a.x_stride + 2 * p + 1]), wo, odd[r]);
@@ -151,8 +153,10 @@ template <WeightKind K, int R> void float_rows(const LinearArgs& a, int64_t row,
   }
   if (w.k % 2) {
     load_pair(pairs);
+    OCTAVO_UNROLL
     for (int r = 0; r < R; ++r) even[r] = fma(set1(x[r * a.x_stride + w.k - 1]), we, even[r]);
   }
+  OCTAVO_UNROLL
   for (int r = 0; r < R; ++r) store_output(a, row + r, block, even[r] + odd[r]);
 }
 
@@ -207,9 +211,11 @@ inline float half_value(uint16_t h) {
 inline int32_t code_at(const WeightPart& w, const uint8_t* codes, int64_t lane, int64_t i) {
   const int64_t g = i / kGroup, in_group = i % kGroup;
   const uint8_t* group = codes + g * code_bytes(w.kind);
-  if (w.kind == WeightKind::q8) return static_cast<int8_t>(group[in_group / 4 * 64 + lane * 4 + in_group % 4]);
-  const uint8_t both = group[in_group / 8 * 64 + lane * 4 + in_group % 4];
-  const int32_t code = in_group % 8 < 4 ? both & 15 : both >> 4;
+  constexpr int kPlace[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // the inverse of kByteOrder
+  const int64_t at = in_group / 8 * 8 + kPlace[in_group % 8];
+  if (w.kind == WeightKind::q8) return static_cast<int8_t>(group[at / 4 * 64 + lane * 4 + at % 4]);
+  const uint8_t both = group[at / 8 * 64 + lane * 4 + at % 4];
+  const int32_t code = at % 8 < 4 ? both & 15 : both >> 4;
   return w.kind == WeightKind::q4 ? code - 8 : code;
 }
 

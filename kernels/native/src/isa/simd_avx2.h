@@ -123,10 +123,11 @@ inline F load_half(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(q)), _mm256_cvtph_ps(_mm_loadu_si128(q + 1))};
 }
 inline __m256i in_order(__m256i packed) { return _mm256_permute4x64_epi64(packed, 0xD8); }
-inline void store_bytes(int8_t* p, I x) {  // values fit
+inline void store_bytes(int8_t* p, I x) {  // values fit; in kByteOrder
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
   const __m256i words = in_order(_mm256_packs_epi32(x.a, x.b));
   const __m256i bytes = in_order(_mm256_packs_epi16(words, words));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(bytes));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm256_castsi256_si128(bytes), order));
 }
 inline void store_low16(uint16_t* p, I x) {
   const __m256i low = _mm256_set1_epi32(0xFFFF);

@@ -87,8 +87,9 @@ inline void load_i8_pairs(const int8_t* p, F& even, F& odd) {
 inline F load_half(const uint16_t* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline void store_bytes(int8_t* p, I x) {  // values fit
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+inline void store_bytes(int8_t* p, I x) {  // values fit; in kByteOrder
+  const __m128i order = _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x.v), order));
 }
 inline void store_low16(uint16_t* p, I x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));

@@ -141,7 +141,9 @@ inline void load_i8_pairs(const int8_t* p, F& even, F& odd) {
     odd.v[i] = p[2 * i + 1];
   }
 }
-inline void store_bytes(int8_t* p, I x) { OCTAVO_EACH p[i] = static_cast<int8_t>(x.v[i]); }
+inline void store_bytes(int8_t* p, I x) {  // values fit; in kByteOrder
+  OCTAVO_EACH p[i] = static_cast<int8_t>(x.v[i / 8 * 8 + kByteOrder[i % 8]]);
+}
 inline void store_low16(uint16_t* p, I x) { OCTAVO_EACH p[i] = static_cast<uint16_t>(x.v[i]); }
 
 // Σ over 4 bytes of each lane: lane += u8 · s8
