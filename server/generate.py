@@ -10,7 +10,6 @@ import time
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.errors import EngineError
 from monitoring.metrics import Metrics
@@ -18,6 +17,7 @@ from server.errors import ApiError, from_validation
 from server.flags import Wish
 from server.generation import Generation
 from server.model_store import ModelNotFound
+from server.progress import progress_shown
 from server.protocol.chat import ChatRequest
 from server.protocol.completions import CompletionRequest
 from server.service import Job
@@ -53,13 +53,8 @@ async def _run(settings: Settings, wish: Wish) -> int:
 
 
 async def _load(settings: Settings) -> ServedModel:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("starting", total=1.0)
-        return await load_model(
-            settings, lambda progress: bar.update(task, completed=progress.fraction, description=progress.stage)
-        )
+    with progress_shown(Console(stderr=True)) as show:
+        return await load_model(settings, show)
 
 
 def _job(model: ServedModel, wish: Wish) -> Job:

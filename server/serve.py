@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator
 
 import uvicorn
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.errors import EngineError
 from engine.types import LoadProgress
@@ -22,6 +21,7 @@ from server.app import create_app
 from server.http_protocol import bounded_protocol
 from server.metrics_listener import metrics_app
 from server.model_store import ModelNotFound
+from server.progress import progress_shown
 from server.settings import Settings, SettingsProblem
 from server.startup import load_model, summary
 from server.state import ServedModel, Server
@@ -145,7 +145,7 @@ class _Session:
     # Starting
 
     async def _load(self, report: Callable[[LoadProgress], None]) -> ServedModel:
-        with self._progress() as show:
+        with progress_shown(self._console) as show:
 
             def both(progress: LoadProgress) -> None:
                 report(progress)
@@ -165,29 +165,6 @@ class _Session:
             logger.error("the model could not be loaded", exc_info=error)
         self._exit_code = 1
         self._http.should_exit = True
-
-    @contextlib.contextmanager
-    def _progress(self) -> Generator[Callable[[LoadProgress], None], None, None]:
-        """A bar where there is a terminal, a line a stage elsewhere."""
-        if not self._console.is_terminal:
-            yield self._stage_logger()
-            return
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=self._console, transient=True) as bar:
-            task = bar.add_task("starting", total=1.0)
-            yield lambda progress: bar.update(task, completed=progress.fraction, description=progress.stage)
-
-    @staticmethod
-    def _stage_logger() -> Callable[[LoadProgress], None]:
-        last = ""
-
-        def log(progress: LoadProgress) -> None:
-            nonlocal last
-            if progress.stage != last:
-                last = progress.stage
-                logger.info("loading: %s", last)
-
-        return log
 
     def _base_url(self) -> str:
         host, port = self._sock.getsockname()[:2]
