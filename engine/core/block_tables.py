@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.core.plan import BlockTableTail
-    from engine.core.radix_cache import Node
+    from engine.core.prefix_cache import Node
 
 
 class BlockTables:

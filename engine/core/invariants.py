@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from engine.core.block_pool import NULL_BLOCK, BlockState
 from engine.core.block_tables import BlockTables
 from engine.core.kv_manager import KVManager
-from engine.core.radix_cache import Node, RadixCache
+from engine.core.prefix_cache import Node
+from engine.core.radix_cache import RadixCache
 from engine.core.request import Sequence, Status
 from engine.errors import EngineError
 
@@ -33,12 +34,21 @@ def check(scheduler: Scheduler) -> None:
         _check_holder(scheduler.kv, seq)
     _check_roster(scheduler)
     if not holders:
-        for group, pool in enumerate(scheduler.kv.pools):
-            _require(
-                pool.num_available == pool.num_usable,
-                f"idle, but group {group} has {pool.num_free} free + {pool.num_cached} cached "
-                f"of {pool.num_usable} blocks",
-            )
+        _check_idle(scheduler.kv)
+    if scheduler.host is not None:
+        tables = [seq.parked.tables for seq in roster.queue if seq.parked is not None]
+        tables += scheduler.host.lent_tables()
+        check_kv(scheduler.host.kv, tables)
+        if not tables:
+            _check_idle(scheduler.host.kv)
+
+
+def _check_idle(kv: KVManager) -> None:
+    for group, pool in enumerate(kv.pools):
+        _require(
+            pool.num_available == pool.num_usable,
+            f"idle, but group {group} has {pool.num_free} free + {pool.num_cached} cached of {pool.num_usable} blocks",
+        )
 
 
 def check_kv(kv: KVManager, live: list[BlockTables]) -> None:
@@ -184,6 +194,7 @@ def _check_roster(scheduler: Scheduler) -> None:
     for seq, status in places:
         _require(seq.status is status, f"{seq.seq_id} is {seq.status.value}, not {status.value}")
         _require((seq.tables is None) == (status is Status.WAITING), f"{seq.seq_id} has blocks while it waits")
+        _require(seq.parked is None or status is Status.WAITING, f"{seq.seq_id} is parked, but {status.value}")
         _require(seq.num_in_flight == named[id(seq)], f"{seq.seq_id} miscounts its steps under way")
     for seq in roster.departing:
         _require(seq.num_in_flight > 0, f"{seq.seq_id} departs, but no step is under way for it")

@@ -6,12 +6,13 @@ The whole conversation for a sequence: match → fits? → admit → (grow → c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
 from engine.core.plan import BlockCopy, BlockTableTail, KVCapacity
-from engine.core.radix_cache import NoPrefixCache, PrefixCache, PrefixMatch, RadixCache
+from engine.core.prefix_cache import Node, NoPrefixCache, PrefixCache, PrefixMatch
+from engine.core.radix_cache import RadixCache
 from engine.types import KVGroupStats
 
 
@@ -25,6 +26,7 @@ class KVManager:
         self.cache: PrefixCache = (
             RadixCache(self.block_size, self.pools, self.windows) if prefix_cache else NoPrefixCache(len(self.pools))
         )
+        self.before_eviction: Callable[[Node], None] | None = None  # told whose last block is about to go
         self._has_windows = any(window is not None for window in self.windows)
         self._copies: list[BlockCopy] = []
         # [group]: blocks that a sequence holds at most while a step of max_step_tokens runs; None = no bound
@@ -103,6 +105,25 @@ class KVManager:
         self.cache.attach_fork(tables, parent)
         return tables
 
+    def mirror(self, tables: BlockTables, block_ids: Sequence[Sequence[int]]) -> list[BlockCopy] | None:
+        """Lengthen tables to be like block_ids [group], another manager's: a new block for each of theirs.
+
+        Returns the copies to be made, from theirs to the new ones; None if they don't all fit: nothing has changed.
+        """
+        start = tables.num_blocks
+        for pool, ids in zip(self.pools, block_ids, strict=True):
+            if sum([block_id != NULL_BLOCK for block_id in ids[start:]]) > pool.num_available:
+                return None
+        copies: list[BlockCopy] = []
+        for group, ids in enumerate(block_ids):
+            for theirs in ids[start:]:
+                ours = NULL_BLOCK if theirs == NULL_BLOCK else self._allocate(group)
+                tables.block_ids[group].append(ours)
+                if ours != NULL_BLOCK:
+                    copies.append(BlockCopy(group, theirs, ours))
+        tables.unchanged_tails = None
+        return copies
+
     # --- running -----------------------------------------------------------------------------------------------------
 
     def grow(self, tables: BlockTables, start: int, num_tokens: int) -> int:
@@ -153,6 +174,8 @@ class KVManager:
     def _allocate(self, group: int) -> int:
         pool = self.pools[group]
         if pool.num_free == 0:
+            if self.before_eviction is not None:
+                self.before_eviction(self.cache.next_evicted(group))
             self.cache.evict(group)
         return pool.allocate()
 
@@ -185,16 +208,18 @@ class KVManager:
             self.cache.insert(tables, token_ids, num_full)
             tables.num_committed_blocks = num_full
         if self._has_windows:
-            self._slide(tables, num_computed_tokens)
+            self.slide(tables, num_computed_tokens)
 
-    def _slide(self, tables: BlockTables, position: int) -> None:
+    def slide(self, tables: BlockTables, position: int) -> None:
+        """Give up the blocks that a token at `position` and those behind it can't see."""
         for group, ids in enumerate(tables.block_ids):
             first = tables.first_live[group]
             visible = self._first_visible(group, position)
             if visible > first:
                 for index in range(first, visible):
-                    self.pools[group].release(ids[index])
-                    ids[index] = NULL_BLOCK
+                    if ids[index] != NULL_BLOCK:
+                        self.pools[group].release(ids[index])
+                        ids[index] = NULL_BLOCK
                 tables.first_live[group] = visible
                 tables.mark_changed(group, first)
 

@@ -32,8 +32,8 @@ class BlockTableTail(NamedTuple):
 
 
 class BlockCopy(NamedTuple):
-    """Copy all layers of a block before the step runs (copy-on-write). All copies of a step read before any
-    writes are visible to its kernels; no block is both source and target."""
+    """Copy all layers of a block before the step runs. Within one kind of copies of a step the targets are distinct,
+    and all reads happen before any write."""
 
     group: int
     source: int
@@ -67,7 +67,7 @@ class ScheduledSeq(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step. An executor first forgets, then copies blocks, then runs the sequences in this order.
+    """One step. An executor forgets, swaps out, swaps in, copies blocks, and then runs the sequences in this order.
 
     `forget` names sequences of which no step is under way, and makes room before new records come: an executor never
     knows more than max_num_seqs sequences.
@@ -77,8 +77,10 @@ class SchedulerOutput:
 
     step_id: int
     seqs: tuple[ScheduledSeq, ...]
-    block_copies: tuple[BlockCopy, ...] = ()
+    block_copies: tuple[BlockCopy, ...] = ()  # copy-on-write, within the device
     forget: tuple[SeqId, ...] = ()  # sequences whose state the executor drops (ended or preempted)
+    swap_out: tuple[BlockCopy, ...] = ()  # from the device's blocks to the host's
+    swap_in: tuple[BlockCopy, ...] = ()  # from the host's blocks to the device's
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -117,6 +119,9 @@ class KVGroupCapacity:
     # Tokens a layer of this group can see back, itself included; None = all. A sequence in a window group holds the
     # blocks of the window and of the chunk that runs: num_blocks well above that keeps admission going.
     window: int | None = None
+    num_host_blocks: int = 0  # in the host's memory, its own null block 0 included; 0 in all groups: there are none
+    # What it costs to move one block to the host or back, in thousandths of the cost of computing one token.
+    copy_cost: int = 0
 
 
 @dataclass(frozen=True, slots=True)

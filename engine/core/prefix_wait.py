@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.radix_cache import PrefixMatch
 from engine.core.request import Sequence, Status
 
 
@@ -26,16 +25,17 @@ def keeps_waiting(seq: Sequence, max_steps: int) -> bool:
 
 
 def starts_waiting(
-    seq: Sequence, match: PrefixMatch, under_way: Iterable[Sequence], block_size: int, max_steps: int
+    seq: Sequence, num_cached_blocks: int, under_way: Iterable[Sequence], block_size: int, max_steps: int
 ) -> bool:
-    """Whether one of the sequences under way is about to add a block to what the cache has of seq's prefix.
+    """Whether one of the sequences under way is about to add a block to the num_cached_blocks that there are of seq's
+    prefix.
 
     If so, seq awaits as much of that prefix as both have in common.
     """
     max_blocks = seq.max_cached_tokens() // block_size
-    if match.num_blocks >= max_blocks or seq.num_awaited_steps >= max_steps:
+    if num_cached_blocks >= max_blocks or seq.num_awaited_steps >= max_steps:
         return False
-    start = match.num_blocks * block_size
+    start = num_cached_blocks * block_size
     wanted = seq.token_ids[start : start + block_size]
     for other in under_way:
         if (
@@ -44,7 +44,7 @@ def starts_waiting(
             and other.token_ids[:start] == seq.token_ids[:start]
         ):
             seq.awaited = other
-            seq.awaited_blocks = match.num_blocks + 1
+            seq.awaited_blocks = num_cached_blocks + 1
             while seq.awaited_blocks < max_blocks and _same_block(seq, other, seq.awaited_blocks, block_size):
                 seq.awaited_blocks += 1
             seq.num_awaited_steps += 1

@@ -19,108 +19,11 @@ runs: the path there isn't its own. At its end the duplicates are freed, and wha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
+from engine.core.prefix_cache import Node, PrefixMatch
 from engine.errors import EngineError
-
-
-class Node:
-    """One edge of the tree and what hangs below it. Changed by RadixCache alone."""
-
-    __slots__ = ("block_ids", "children", "depth", "namespace", "num_sequences", "parent", "tokens")
-
-    def __init__(
-        self, namespace: int, parent: Node | None, depth: int, tokens: list[int], block_ids: list[list[int]]
-    ) -> None:
-        self.namespace = namespace
-        self.parent = parent  # None: a root, whose edge is empty
-        self.depth = depth  # blocks between the root and this edge
-        self.tokens = tokens  # [num_blocks × block_size]
-        self.block_ids = block_ids  # [group][num_blocks]
-        self.children: dict[tuple[int, ...], Node] = {}  # by the tokens of their first block
-        self.num_sequences = 0  # live sequences whose committed blocks end here
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.block_ids[0])
-
-    @property
-    def end(self) -> int:
-        """Blocks between the root and the end of this edge."""
-        return self.depth + len(self.block_ids[0])
-
-
-class PrefixMatch(NamedTuple):
-    """The cached blocks of a prefix; valid until the cache changes."""
-
-    num_blocks: int
-    block_ids: list[list[int]]  # [group][num_blocks]; the null block where a window group needs none
-    node: Node | None  # holds the last of them; None if there are none
-
-
-class PrefixCache(Protocol):
-    """What the KV manager asks of a prefix cache. Blocks that enter or leave it do so in the pools."""
-
-    enabled: bool
-    num_evicted_blocks: int  # since the start
-
-    def match(self, namespace: int, token_ids: list[int], max_blocks: int) -> PrefixMatch:
-        """The longest usable prefix of at most max_blocks (≤ the whole blocks of token_ids). Changes nothing."""
-
-    def attach(self, tables: BlockTables, match: PrefixMatch) -> None:
-        """Put new tables at the end of the match, whose blocks they have already acquired."""
-
-    def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
-        """Put new tables where their parent stands, whose blocks they have already acquired."""
-
-    def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
-        """Add the first num_blocks blocks of the tables, up to the first that it has already in another block."""
-
-    def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
-        """Before tables are released: add all their committed blocks that it lacks.
-
-        Returns, per group, block index → the block found instead of the tables' own, acquired: the caller releases it
-        together with theirs.
-        """
-
-    def detach(self, tables: BlockTables) -> None:
-        """Forget tables, whose blocks have been released."""
-
-    def evict(self, group: int) -> None:
-        """Free the oldest cached block of the group, which must have one."""
-
-
-class NoPrefixCache:
-    """Remembers nothing."""
-
-    enabled = False
-
-    def __init__(self, num_groups: int) -> None:
-        self._num_groups = num_groups
-        self.num_evicted_blocks = 0
-
-    def match(self, namespace: int, token_ids: list[int], max_blocks: int) -> PrefixMatch:
-        return PrefixMatch(0, [[] for _ in range(self._num_groups)], None)
-
-    def attach(self, tables: BlockTables, match: PrefixMatch) -> None:
-        """Nothing to do."""
-
-    def attach_fork(self, tables: BlockTables, parent: BlockTables) -> None:
-        """Nothing to do."""
-
-    def insert(self, tables: BlockTables, token_ids: list[int], num_blocks: int) -> None:
-        """Nothing to do."""
-
-    def merge(self, tables: BlockTables, token_ids: list[int]) -> list[dict[int, int]]:
-        return [{} for _ in range(self._num_groups)]
-
-    def detach(self, tables: BlockTables) -> None:
-        """Nothing to do."""
-
-    def evict(self, group: int) -> None:
-        raise EngineError("there is no cache to evict from")
 
 
 class RadixCache:
@@ -313,6 +216,9 @@ class RadixCache:
 
     # --- eviction ----------------------------------------------------------------------------------------------------
 
+    def next_evicted(self, group: int) -> Node:
+        return self._owners[group][self._pools[group].oldest_cached()]
+
     def evict(self, group: int) -> None:
         block_id = self._pools[group].oldest_cached()
         node = self._owners[group][block_id]
@@ -361,6 +267,7 @@ class RadixCache:
         cut = num_blocks * self._block_size
         upper_ids = [ids[:num_blocks] for ids in node.block_ids]
         upper = Node(node.namespace, node.parent, node.depth, node.tokens[:cut], upper_ids)
+        upper.num_kept = node.num_kept
         if node.parent is not None:
             node.parent.children[tuple(node.tokens[: self._block_size])] = upper
         node.parent = upper

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from engine.core.block_tables import BlockTables
 from engine.core.plan import PENDING_TOKEN, SeqId
 from engine.types import FinishReason, GenerationRequest, Pooling
+
+if TYPE_CHECKING:
+    from engine.core.host_tier import Parked
 
 _NEVER = -1
 
@@ -48,6 +52,7 @@ class Sequence:
         "num_prompt_logprobs",
         "num_prompt_tokens",
         "overdue",
+        "parked",
         "precedence",
         "rank",
         "request",
@@ -83,6 +88,7 @@ class Sequence:
         # Of two running sequences the one with the higher value is preempted first; the queue policy sets it.
         self.precedence = 0
         self.tables: BlockTables | None = None  # while it runs or leaves
+        self.parked: Parked | None = None  # in the host's memory, while it waits
         self.num_in_flight = 0  # planned steps that name it and have not been updated
         self.sent = False  # the executor has its record
         self.num_cached_tokens: int | None = None  # prefix hit at first admission
@@ -149,6 +155,11 @@ class Sequence:
         if self.wants_prompt_logprobs():
             return max(0, self.num_prompt_logprobs - 1)
         return len(self.token_ids) - 1
+
+    @property
+    def can_be_parked(self) -> bool:
+        """Whether it could go on from its KV alone; a mean over hidden states is lost when it leaves the executor."""
+        return self.request.pooling is not Pooling.MEAN
 
     def wants_prompt_logprobs(self) -> bool:
         """Whether logprobs of prompt positions are still to be reported."""

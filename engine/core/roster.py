@@ -11,10 +11,11 @@ from bisect import insort
 from dataclasses import dataclass
 
 from engine.core.block_tables import BlockTables
+from engine.core.host_tier import HostTier
 from engine.core.kv_manager import KVManager
 from engine.core.plan import SeqId
+from engine.core.prefix_cache import PrefixMatch
 from engine.core.queue import QueuePolicy
-from engine.core.radix_cache import PrefixMatch
 from engine.core.request import Sequence, Status
 from engine.errors import EngineError
 
@@ -27,14 +28,16 @@ class Counters:
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     preempted_tokens: int = 0
+    parked: int = 0
     overrun_tokens: int = 0
 
 
 class Roster:
     """All sequences that are live or still hold blocks. `step_id` is advanced by the scheduler."""
 
-    def __init__(self, kv: KVManager, queue: QueuePolicy) -> None:
+    def __init__(self, kv: KVManager, host: HostTier | None, queue: QueuePolicy) -> None:
         self.kv = kv
+        self.host = host
         self.queue = queue
         # By standing, then by admission; choices stand behind the one they parted from.
         self.running: list[Sequence] = []
@@ -57,10 +60,27 @@ class Roster:
         else:
             self.queue.push(seq)
 
+    def match(self, seq: Sequence) -> PrefixMatch:
+        """What the device has of a waiting sequence."""
+        return self.kv.match(seq.request.cache_namespace, seq.token_ids, seq.max_cached_tokens())
+
+    def num_cached_blocks(self, seq: Sequence, match: PrefixMatch) -> int:
+        """How many of its first blocks it need not compute, wherever they are."""
+        if self.host is None:
+            return match.num_blocks
+        if seq.parked is not None:
+            return seq.parked.num_tokens // self.kv.block_size
+        namespace, max_tokens = seq.request.cache_namespace, seq.max_cached_tokens()
+        return max(match.num_blocks, self.host.num_cached_blocks(namespace, seq.token_ids, max_tokens))
+
     def admit(self, seq: Sequence, match: PrefixMatch) -> None:
-        """A sequence taken out of the queue runs, starting behind its cached prefix."""
+        """A sequence taken out of the queue runs, starting behind its cached prefix, or where it was parked."""
         seq.tables = self.kv.admit(seq.request.cache_namespace, match)
         seq.num_computed_tokens = match.num_blocks * self.kv.block_size
+        if self.host is not None:
+            parked, seq.parked = seq.parked, None
+            max_tokens = seq.max_cached_tokens()
+            seq.num_computed_tokens = self.host.bring_back(seq.tables, seq.token_ids, max_tokens, parked)
         seq.status = Status.RUNNING
         insort(self.running, seq, key=lambda other: other.standing)
         if seq.num_cached_tokens is None:
@@ -105,7 +125,6 @@ class Roster:
         """The last of the running goes back to the head of the queue, at once or when its steps are through."""
         seq = self.running[-1]
         self.counters.preemptions += 1
-        self.counters.preempted_tokens += seq.num_computed_tokens
         seq.status = Status.LEAVING
         self._stop_running(seq)
 
@@ -118,6 +137,9 @@ class Roster:
             del self.live[seq.seq_id.request_id]
         if was is Status.WAITING:
             self.queue.remove(seq)
+            if self.host is not None and seq.parked is not None:
+                self.host.drop(seq.parked, seq.token_ids)
+                seq.parked = None
         elif was is Status.RUNNING:
             self._stop_running(seq)
 
@@ -135,13 +157,25 @@ class Roster:
             self._let_go(seq)
 
     def _let_go(self, seq: Sequence) -> None:
-        self.kv.release(self.tables_of(seq), seq.token_ids)
+        tables = self.tables_of(seq)
+        if seq.status is Status.LEAVING:
+            self._park(seq, tables)
+        self.kv.release(tables, seq.token_ids)
         seq.tables = None
         if seq.sent:
             self._forget.append(seq.seq_id)
         if seq.status is Status.LEAVING:
             seq.restart(self.step_id)
             self.queue.push_front(seq)
+
+    def _park(self, seq: Sequence, tables: BlockTables) -> None:
+        """Keep what a preempted sequence has computed in the host's memory, where that is worth it."""
+        if self.host is not None and seq.can_be_parked:
+            seq.parked = self.host.park(tables, seq.token_ids, seq.num_computed_tokens)
+        if seq.parked is None:
+            self.counters.preempted_tokens += seq.num_computed_tokens
+        else:
+            self.counters.parked += 1
 
     def take_forget(self) -> tuple[SeqId, ...]:
         """Sequences whose state the executor can drop, since the last call."""

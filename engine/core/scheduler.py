@@ -5,15 +5,13 @@ There is no prefill phase and no decode phase: every sequence has `num_computed_
 
 1. running sequences that lack one token (decodes) get one each;
 2. running sequences whose prompt is partly computed get the rest of it, as far as the budget goes;
-3. waiting sequences, in the order of the queue policy, are admitted with as much of their prompt as is left.
+3. waiting sequences, in the order of the queue policy, are admitted with as much of their prompt as is left
+   (admission.py).
 
-Blocks are handed out in the order of admission, so the oldest running sequence always gets what it needs: if blocks
-are short a chunk shrinks to what fits, and if not even one token fits the sequence admitted last is preempted: it
-gives up its blocks (the full ones stay cached), goes to the head of the queue and is computed anew later.
-
-Admission rule (the watermark): beside running sequences, a waiting one is admitted if in every KV group the blocks
-that can be had cover all its tokens, what running sequences lack for the tokens they have, and one block for each of
-all these to grow into. With nothing running it is admitted as it is: add() has made sure that it can run alone.
+Blocks are handed out in the order of the running list: by precedence, and then by admission. So the first of it always
+gets what it needs: if blocks are short a chunk shrinks to what fits, and if not even one token fits the last is
+preempted: it gives up its blocks, goes to the head of the queue, and later comes back from the host's memory, if it was
+parked there, or is computed anew through the prefix cache.
 
 n choices are one sequence until all but the last prompt token is computed; then they part, sharing its blocks, and
 each runs the last prompt token itself, so that each draws with its own noise.
@@ -27,13 +25,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal, NamedTuple
 
+from engine.core.admission import Admission, StepPlan
+from engine.core.host_tier import HostTier, PreemptionMode
 from engine.core.invariants import check
 from engine.core.kv_manager import KVManager
 from engine.core.outcome import absorb, terminal_updates
 from engine.core.plan import KVCapacity, ScheduledSeq, SchedulerOutput, StepResult
-from engine.core.prefix_wait import keeps_waiting, starts_waiting
 from engine.core.queue import QueueFactory, fcfs
-from engine.core.radix_cache import PrefixMatch
 from engine.core.request import Sequence, Status
 from engine.core.roster import Roster
 from engine.errors import ConfigError, EngineError, RequestRejected
@@ -47,18 +45,6 @@ class StepUnderWay(NamedTuple):
 
     step_id: int
     sequences: tuple[Sequence, ...]  # in the order of SchedulerOutput.seqs
-
-
-class _Plan:
-    """A step in the making."""
-
-    __slots__ = ("budget", "chunks", "decodes", "short_of_blocks")
-
-    def __init__(self, budget: int) -> None:
-        self.budget = budget  # tokens not given away yet, nor set aside for decodes
-        self.decodes: list[Sequence] = []
-        self.chunks: list[tuple[Sequence, int]] = []
-        self.short_of_blocks = False  # somebody went without: nobody is admitted
 
 
 class Scheduler:
@@ -75,11 +61,13 @@ class Scheduler:
         max_num_seqs: int,
         max_model_len: int,
         queue: QueueFactory = fcfs,
+        preemption: PreemptionMode = "auto",
         prefix_cache: bool = True,
         batching: Literal["continuous", "static"] = "continuous",
         max_prefix_wait_steps: int = DEFAULT_MAX_PREFIX_WAIT_STEPS,
     ) -> None:
-        """`queue` makes the queue of the waiting.
+        """`queue` makes the queue of the waiting; `preemption` says what becomes of what the preempted have computed,
+        where the capacity has host blocks ("auto": whatever costs less).
 
         At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step;
         an executor knows no more than that at any time, from a sequence's record to the output that forgets it.
@@ -89,13 +77,19 @@ class Scheduler:
         if min(max_num_batched_tokens, max_num_seqs, max_model_len, capacity.block_size) < 1:
             raise ConfigError("max_num_batched_tokens, max_num_seqs, max_model_len and block_size must be at least 1")
         self.kv = KVManager(capacity, prefix_cache=prefix_cache, max_step_tokens=max_num_batched_tokens)
-        self.roster = Roster(self.kv, queue(self._num_cached_tokens))
+        self.host = _host_tier(self.kv, capacity, prefix_cache, preemption)
+        self.roster = Roster(self.kv, self.host, queue(self._num_cached_tokens))
         self.steps_under_way: deque[StepUnderWay] = deque()
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_resident = min(max_num_seqs, max_num_batched_tokens)
         self._max_model_len = max_model_len
-        self._is_static = batching == "static"
-        self._max_prefix_wait_steps = max_prefix_wait_steps
+        self._admission = Admission(
+            self.roster,
+            lambda plan, newcomer: self._plan_chunk(plan, newcomer, may_preempt=False),
+            max_resident=self._max_resident,
+            is_static=batching == "static",
+            max_prefix_wait_steps=max_prefix_wait_steps,
+        )
         self._num_decode_tokens = 0  # of the last step planned
         self._num_prefill_tokens = 0
 
@@ -165,11 +159,11 @@ class Scheduler:
         carries nothing else either and can be dropped.
         """
         self.roster.step_id += 1
-        plan = _Plan(self._max_num_batched_tokens)
+        plan = StepPlan(self._max_num_batched_tokens)
         if self.roster.queue.preempts:
-            self._give_way_to_precedence()
+            self._admission.give_way_to_precedence()
         self._plan_running(plan)
-        self._plan_waiting(plan)
+        self._admission.plan_waiting(plan)
         self._num_decode_tokens = len(plan.decodes)
         self._num_prefill_tokens = sum([num_tokens for _, num_tokens in plan.chunks])
         step_id = self.roster.step_id
@@ -179,9 +173,11 @@ class Scheduler:
             return SchedulerOutput(step_id, ())
         sequences = (*plan.decodes, *[seq for seq, _ in plan.chunks])
         self.steps_under_way.append(StepUnderWay(step_id, sequences))
-        return SchedulerOutput(step_id, tuple(seqs), self.kv.take_copies(), self.roster.take_forget())
+        swap_out, swap_in = ((), ()) if self.host is None else self.host.take_swaps()
+        copies, forget = self.kv.take_copies(), self.roster.take_forget()
+        return SchedulerOutput(step_id, tuple(seqs), copies, forget, swap_out, swap_in)
 
-    def _plan_running(self, plan: _Plan) -> None:
+    def _plan_running(self, plan: StepPlan) -> None:
         running = self.roster.running
         plan.budget -= sum([seq.lacks_one_token() for seq in running])
         index = 0
@@ -193,7 +189,7 @@ class Scheduler:
                 plan.decodes.append(seq)
             index += 1
 
-    def _plan_chunk(self, plan: _Plan, seq: Sequence, *, may_preempt: bool) -> None:
+    def _plan_chunk(self, plan: StepPlan, seq: Sequence, *, may_preempt: bool) -> None:
         if seq.must_fork:
             self.roster.fork(seq, self._max_resident)
         num_tokens = min(seq.num_runnable_tokens(), plan.budget)
@@ -203,7 +199,7 @@ class Scheduler:
                 plan.chunks.append((seq, num_tokens))
                 plan.budget -= num_tokens
 
-    def _make_room(self, plan: _Plan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
+    def _make_room(self, plan: StepPlan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
         """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out.
 
         Newcomers may not preempt: the last of the running may have its share of this step already.
@@ -225,88 +221,8 @@ class Scheduler:
             if victim is seq:
                 return 0
 
-    def _plan_waiting(self, plan: _Plan) -> None:
-        roster, queue = self.roster, self.roster.queue
-        if not len(queue) or (self._is_static and roster.running):
-            return
-        under_way = self._sequences_computing_prompts()
-        promised = self._promised_blocks()
-        passed_over: list[Sequence] = []
-        while len(queue) and self._may_admit(plan):
-            seq = queue.pop(roster.step_id)
-            passed_over.append(seq)
-            if keeps_waiting(seq, self._max_prefix_wait_steps):
-                continue
-            match = self._match(seq)
-            if starts_waiting(seq, match, under_way, self.kv.block_size, self._max_prefix_wait_steps):
-                continue
-            if not self._fits(seq, match, promised):
-                break
-            passed_over.pop()
-            num_running = len(roster.running)
-            roster.admit(seq, match)
-            if self.kv.cache.enabled:
-                under_way.append(seq)
-            place = roster.running.index(seq)
-            while num_running < len(roster.running):  # itself, and the choices that part from it at once
-                newcomer = roster.running[place]
-                self._plan_chunk(plan, newcomer, may_preempt=False)
-                promised = [blocks + self._missing(newcomer, g) for g, blocks in enumerate(promised)]
-                place += 1
-                num_running += 1
-        for seq in reversed(passed_over):
-            queue.unpop(seq)
-
-    def _give_way_to_precedence(self) -> None:
-        """Preempt the last of the running while it stands behind the head of the queue, which lacks place or blocks."""
-        roster, queue = self.roster, self.roster.queue
-        while len(queue) and roster.running and not roster.departing:
-            head = queue.pop(roster.step_id)
-            queue.unpop(head)
-            if head.overdue or head.standing >= roster.running[-1].standing or head.awaited is not None:
-                return
-            has_place = roster.num_resident < self._max_resident
-            if has_place and self._fits(head, self._match(head), self._promised_blocks()):
-                return
-            roster.preempt_last()
-
-    def _match(self, seq: Sequence) -> PrefixMatch:
-        return self.kv.match(seq.request.cache_namespace, seq.token_ids, seq.max_cached_tokens())
-
     def _num_cached_tokens(self, seq: Sequence) -> int:
-        return self._match(seq).num_blocks * self.kv.block_size
-
-    def _fits(self, seq: Sequence, match: PrefixMatch, promised: list[int]) -> bool:
-        """The admission rule."""
-        num_running = len(self.roster.running)
-        growth = min(num_running + seq.num_choices, self._max_resident)
-        return not num_running or self.kv.fits(match, seq.num_tokens, [blocks + growth for blocks in promised])
-
-    def _promised_blocks(self) -> list[int]:
-        """Per group, the blocks that running sequences lack for the tokens they have."""
-        groups = range(len(self.kv.pools))
-        return [sum([self._missing(seq, group) for seq in self.roster.running]) for group in groups]
-
-    def _may_admit(self, plan: _Plan) -> bool:
-        """Whether there is room for one more, and tokens for it; a static batch is put together whatever the budget."""
-        has_place = self.roster.num_resident < self._max_resident
-        return has_place and not plan.short_of_blocks and (plan.budget > 0 or self._is_static)
-
-    def _sequences_computing_prompts(self) -> list[Sequence]:
-        """Running sequences whose prompt isn't all in the cache yet: others may wait for it."""
-        if not self.kv.cache.enabled:
-            return []
-        block_size = self.kv.block_size
-        return [
-            seq
-            for seq in self.roster.running
-            if self.roster.tables_of(seq).num_committed_blocks < seq.num_prompt_tokens // block_size
-        ]
-
-    def _missing(self, seq: Sequence, group: int) -> int:
-        """Blocks that a running sequence lacks for the tokens it has."""
-        tables = seq.tables
-        return 0 if tables is None else self.kv.missing_blocks(group, tables.num_blocks, seq.num_tokens)
+        return self.roster.num_cached_blocks(seq, self.roster.match(seq)) * self.kv.block_size
 
     def _commission(self, seq: Sequence, num_tokens: int) -> ScheduledSeq:
         """Write down a sequence's share of the step and count its tokens as computed."""
@@ -373,6 +289,10 @@ class Scheduler:
             preemptions_total=counters.preemptions,
             preempted_tokens_total=counters.preempted_tokens,
             overrun_tokens_total=counters.overrun_tokens,
+            kv_host_groups=() if self.host is None else self.host.stats(),
+            parked_total=counters.parked,
+            swapped_out_blocks_total=0 if self.host is None else self.host.num_blocks_out,
+            swapped_in_blocks_total=0 if self.host is None else self.host.num_blocks_in,
         )
 
     def _num_wasted_slots(self) -> int:
@@ -393,7 +313,15 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks that nobody refers to."""
         self.kv.reset_prefix_cache()
+        if self.host is not None:
+            self.host.reset()
 
     def check_invariants(self) -> None:
         """Raises InvariantViolation if the books don't add up. Takes time in proportion to the number of blocks."""
         check(self)
+
+
+def _host_tier(kv: KVManager, capacity: KVCapacity, prefix_cache: bool, preemption: PreemptionMode) -> HostTier | None:
+    if any(group.num_host_blocks == 0 for group in capacity.groups):
+        return None
+    return HostTier(kv, capacity, prefix_cache=prefix_cache, preemption=preemption)

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.core.plan import (
     PENDING_TOKEN,
+    BlockCopy,
     KVCapacity,
     KVGroupCapacity,
     ScheduledSeq,
@@ -31,13 +32,18 @@ from engine.types import (
     TokenLogprobs,
 )
 
+Memory = dict[tuple[int, int], int]  # (block, offset) → history
+
 MASK = (1 << 64) - 1
 POISON = -1
 
 
-def capacity(num_blocks: int, block_size: int = 16, window: int | None = None) -> KVCapacity:
-    """One group with num_blocks blocks to hand out."""
-    return KVCapacity(block_size, (KVGroupCapacity(num_blocks + 1, window),))
+def capacity(
+    num_blocks: int, block_size: int = 16, window: int | None = None, host_blocks: int = 0, copy_cost: int = 0
+) -> KVCapacity:
+    """One group with num_blocks blocks to hand out, and host_blocks behind them."""
+    num_host_blocks = host_blocks + 1 if host_blocks else 0
+    return KVCapacity(block_size, (KVGroupCapacity(num_blocks + 1, window, num_host_blocks, copy_cost),))
 
 
 def request(
@@ -142,17 +148,35 @@ class ContentExecutor:
         self.kv = kv
         self.max_num_seqs = max_num_seqs
         self.vocab_size = vocab_size
-        self.memory: list[dict[tuple[int, int], int]] = [{} for _ in kv.groups]
+        self.memory: list[Memory] = [{} for _ in kv.groups]
+        self.host_memory: list[Memory] = [{} for _ in kv.groups]
         self.states: dict[SeqId, _State] = {}
         self.failing: dict[SeqId, str] = {}  # sequences whose next step is an error
         self.num_copies = 0
+        self.num_swaps = 0
         self.num_tokens = 0
 
     def run(self, output: SchedulerOutput) -> StepResult:
         for seq_id in output.forget:
             del self.states[seq_id]
+        self._swap(output.swap_out, self.memory, self.host_memory)
+        self._swap(output.swap_in, self.host_memory, self.memory)
         self._copy(output)
         return StepResult(output.step_id, tuple([self._run(seq) for seq in output.seqs]))
+
+    def _swap(self, copies: tuple[BlockCopy, ...], source: list[Memory], target: list[Memory]) -> None:
+        """Whole blocks: a slot that nobody has written comes out as such."""
+        assert len({(copy.group, copy.target) for copy in copies}) == len(copies)
+        read = [
+            {offset: source[copy.group].get((copy.source, offset)) for offset in range(self.kv.block_size)}
+            for copy in copies
+        ]
+        for copy, block in zip(copies, read, strict=True):
+            for offset, content in block.items():
+                target[copy.group].pop((copy.target, offset), None)
+                if content is not None:
+                    target[copy.group][copy.target, offset] = content
+        self.num_swaps += len(copies)
 
     def _copy(self, output: SchedulerOutput) -> None:
         sources = {(copy.group, copy.source) for copy in output.block_copies}

@@ -11,7 +11,8 @@ import pytest
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
-from engine.core.radix_cache import Node, NoPrefixCache, RadixCache
+from engine.core.prefix_cache import Node, NoPrefixCache
+from engine.core.radix_cache import RadixCache
 from engine.errors import EngineError
 
 

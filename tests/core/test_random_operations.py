@@ -23,16 +23,21 @@ def random_world(rng: random.Random) -> tuple[KVCapacity, dict[str, Any]]:
     block_size = rng.choice([1, 2, 3, 4])
     windows: list[int | None] = rng.choice([[None], [None], [None, 5], [3], [None, None], [7, None, 2]])
     longest = 24 // block_size + 1  # blocks; what needs more is refused
-    groups = tuple(KVGroupCapacity(rng.randint(longest, 3 * longest), window) for window in windows)
+    host_blocks = rng.choice([0, 3, longest, 4 * longest])
+    copy_cost = rng.choice([0, 200, 600, 5000])
+    groups = tuple(
+        KVGroupCapacity(rng.randint(longest, 3 * longest), window, host_blocks, copy_cost) for window in windows
+    )
     options = {
         "budget": rng.choice([1, 3, 8, 20]),
         "max_num_seqs": rng.choice([1, 3, 6, 9]),
         "max_model_len": rng.choice([20, 40]),
         "depth": rng.choice([1, 2, 2, 3]),
         "prefix_cache": rng.random() < 0.8,
+        "preemption": rng.choice(["auto", "swap", "swap", "recompute"]),
         "batching": rng.choice(["continuous", "continuous", "continuous", "static"]),
         "max_prefix_wait_steps": rng.choice([0, 2, 64]),
-        "queue": queue_factories(rng.choice([1, 5, 2000]))[rng.choice(POLICIES)],
+        "queue": (rng.choice(POLICIES), rng.choice([1, 5, 2000])),
     }
     return KVCapacity(block_size, groups), options
 
@@ -73,8 +78,10 @@ class World:
         self.rng = random.Random(seed)
         kv, options = random_world(self.rng)
         self.max_model_len: int = options["max_model_len"]
-        self.driver: Driver = make_driver(kv, vocab_size=VOCAB_SIZE, **options)
         self.log: list[str] = [f"{kv} {options}"]
+        policy, max_wait_steps = options.pop("queue")
+        queue = queue_factories(max_wait_steps)[policy]
+        self.driver: Driver = make_driver(kv, vocab_size=VOCAB_SIZE, queue=queue, **options)
         self.requests: dict[int, GenerationRequest] = {}
         self.aborted: set[SeqId] = set()
         self.failing: set[int] = set()  # requests of which a choice was made to fail
