@@ -199,6 +199,7 @@ def token_cases(kernels: KernelSet) -> Iterator[Case]:
         x, residual, out = (activations(kernels, n, hidden) for _ in range(3))
         gate_up, activated = activations(kernels, n, 2 * inner), activations(kernels, n, inner)
         q, k, v = (activations(kernels, n, count, head_dim) for count in (heads, kv_heads, kv_heads))
+        gate = kernels.upload(np.full((n, 1), -20.0, np.float32))  # all but shut: x stays finite however often it runs
         positions, slots = kernels.upload(np.arange(n, dtype=np.int32)), kernels.upload(np.arange(16, 16 + n))
 
         rope = partial(kernels.rope_and_store_kv, q, k, v, positions, table, RopeSpec(head_dim), cache, 0, slots)
@@ -211,6 +212,9 @@ def token_cases(kernels: KernelSet) -> Iterator[Case]:
             f"gated_activation, {n} tokens",
             partial(kernels.gated_activation, gate_up, Activation.SILU, activated),
             3 * n * inner * value_bytes,
+        )
+        yield Case(
+            f"add_gated, {n} tokens", partial(kernels.add_gated, x, residual, gate), (3 * hidden * value_bytes + 4) * n
         )
         yield Case(f"rope_and_store_kv, {n} tokens", rope, 2 * n * (hidden + 2 * kv_heads * head_dim) * value_bytes)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kernels.interface import DType, KVCacheSpec
@@ -46,7 +47,7 @@ def block_bytes(spec: KVCacheSpec) -> int:
 def new_kv_cache(spec: KVCacheSpec, device: torch.device) -> KVCache:
     """A zeroed cache."""
     dtype = TORCH_DTYPES[spec.dtype]
-    blocks = torch.zeros((spec.num_blocks, block_bytes(spec) // dtype.itemsize), dtype=dtype, device=device)
+    blocks = _zeros(spec.num_blocks, block_bytes(spec), device).view(dtype)
     key_elements = spec.block_size * spec.num_kv_heads * spec.head_dim
     value_elements = spec.block_size * spec.num_kv_heads * spec.value_head_dim
     scale_elements = spec.block_size * spec.num_kv_heads
@@ -66,6 +67,14 @@ def new_kv_cache(spec: KVCacheSpec, device: torch.device) -> KVCache:
         keys=tuple(part(layer, spec.head_dim, 0, 0) for layer in layers),
         values=tuple(part(layer, spec.value_head_dim, key_elements, scale_elements) for layer in layers),
     )
+
+
+def _zeros(rows: int, row_bytes: int, device: torch.device) -> torch.Tensor:
+    """uint8 [rows, row_bytes]. On the host the system gives the memory when it is written to: torch.zeros would write
+    all of it now."""
+    if device.type == "cpu":
+        return torch.from_numpy(np.zeros((rows, row_bytes), np.uint8))
+    return torch.zeros((rows, row_bytes), dtype=torch.uint8, device=device)
 
 
 def _view(blocks: torch.Tensor, spec: KVCacheSpec, width: int, offset: int) -> torch.Tensor:

@@ -316,3 +316,16 @@ def check_activation_in_place(kernels: KernelSet, activation: Activation) -> Non
     x, held = put(kernels, normal(6, 80, scale=3.0))
     kernels.activation(x, activation, x)
     assert_close(kernels, x, truth.activate(held, activation))
+
+
+def check_add_gated(kernels: KernelSet, num_tokens: int, width: int) -> None:
+    """x and y are slices of wider rows, which stay as they were; gates reach from shut to open."""
+    x, held_x = put(kernels, normal(num_tokens, width + 5))
+    y, held_y = put(kernels, normal(num_tokens, width + 8, seed=1))
+    gate = np.linspace(-200.0, 200.0, num_tokens, dtype=np.float32)[:, None]
+    kernels.add_gated(x[:, :width], y[:, 8:], kernels.upload(gate))
+    expected = held_x.astype(np.float64)
+    expected[:, :width] += truth.sigmoid(gate) * held_y[:, 8:]
+    assert_close(kernels, x, expected)
+    np.testing.assert_array_equal(kernels.download(x)[:, width:], held_x[:, width:])
+    np.testing.assert_array_equal(kernels.download(y), held_y)

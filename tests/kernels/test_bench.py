@@ -23,6 +23,6 @@ def test_the_last_line_is_json_with_a_result_for_each_case(
     assert any("no-such" in line for line in lines)
     [report] = json.loads(lines[-1])
     assert report["kernels"] == "torch"
-    assert len(report["cases"]) == 6 + 5
+    assert len(report["cases"]) == 8 + 5
     assert all(case["seconds"] > 0 for case in report["cases"])
     assert report["ceilings"]["read_bytes_per_second"] > 0

@@ -21,6 +21,7 @@ from tests.kernels.test_reference_linear import (  # noqa: F401
 )
 from tests.kernels.test_reference_logprobs import *  # noqa: F403
 from tests.kernels.test_reference_memory import (  # noqa: F401
+    test_a_cache_in_host_memory_takes_memory_as_it_is_written,
     test_a_download_stays_when_the_array_changes,
     test_an_array_of_each_type_comes_back,
     test_bfloat16_of_the_host_is_taken_bit_for_bit,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -73,6 +76,23 @@ def test_a_token_is_stored_in_its_slot_of_its_layer_and_nowhere_else(reference: 
 def test_a_new_cache_is_zero(reference: KernelSet) -> None:
     cache = reference.new_kv_cache(KVCacheSpec(1, 3, 4, 1, 2, 2, reference.activation_dtype))
     assert not reference.download(cache.blocks).any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_cache_in_host_memory_takes_memory_as_it_is_written(reference: KernelSet, device: str) -> None:
+    if device != "cpu":
+        pytest.skip("a GPU's memory is taken at once")
+    spec = KVCacheSpec(4, 8192, 16, 4, 64, 64, reference.kv_dtype)  # half a gigabyte at least
+    before = _resident_bytes()
+    cache = reference.new_kv_cache(spec)
+    total_bytes = spec.num_blocks * reference.kv_block_bytes(spec)
+    assert _resident_bytes() - before < total_bytes // 16
+    reference.copy_blocks(cache, np.zeros(64, np.int32), np.arange(1, 65, dtype=np.int32))
+    assert _resident_bytes() - before < total_bytes // 8
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_the_cases_themselves_fill_what_nobody_owns_with_nan(reference_float32: KernelSet) -> None:

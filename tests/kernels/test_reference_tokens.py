@@ -12,6 +12,7 @@ from tests.kernels import truth
 from tests.kernels.cases import (
     assert_close,
     check_activation_in_place,
+    check_add_gated,
     check_gated_activation,
     check_norm_adds_to_the_residual,
     check_norm_per_head_in_place,
@@ -53,19 +54,19 @@ def test_activations(reference: KernelSet, activation: Activation) -> None:
 def test_sums_and_factors_in_place(reference: KernelSet) -> None:
     x, held = put(reference, normal(5, 24))
     y, held_y = put(reference, normal(5, 24, seed=1))
-    gate = reference.upload(normal(5, 1, seed=2))
     reference.add(x, y)
     assert_close(reference, x, held.astype(np.float64) + held_y)
-    held = reference.download(x)
-    reference.add_gated(x, y, gate)
-    sigmoid = 1 / (1 + np.exp(-reference.download(gate).astype(np.float64)))
-    assert_close(reference, x, held + sigmoid * held_y)
     held = reference.download(x)
     reference.scale(x, 0.3)
     assert_close(reference, x, held.astype(np.float64) * 0.3)
     held = reference.download(x)
     reference.soft_cap(x, 0.5)
     assert_close(reference, x, 0.5 * np.tanh(held.astype(np.float64) / 0.5))
+
+
+@pytest.mark.parametrize(("num_tokens", "width"), [(0, 16), (1, 576), (3, 33), (29, 1000)])
+def test_an_expert_behind_a_gate_is_added(reference: KernelSet, num_tokens: int, width: int) -> None:
+    check_add_gated(reference, num_tokens, width)
 
 
 def test_gather_rows_takes_rows_in_any_order_and_twice(reference: KernelSet) -> None:

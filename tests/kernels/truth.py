@@ -42,6 +42,11 @@ def activate(x: Floats, activation: Activation) -> Doubles:
             return np.maximum(wide, 0)
 
 
+def sigmoid(x: Floats) -> Doubles:
+    """Without overflow on either side."""
+    return np.asarray(0.5 * (1 + np.tanh(x.astype(np.float64) / 2)))
+
+
 def rope(x: Floats, positions: npt.NDArray[np.int32], cos_sin: Floats, spec: RopeSpec) -> Doubles:
     """x [T, heads, D]."""
     rotated = x.astype(np.float64)
