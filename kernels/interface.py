@@ -205,7 +205,8 @@ class KernelSet(ABC):
 
     @abstractmethod
     def copy_blocks(self, kv_cache: Array, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
-        """Copy whole blocks (all layers) source → target. All reads happen before any write; targets are distinct."""
+        """Copy whole blocks (all layers) source → target. All reads happen before any write; targets are distinct.
+        Both arrays are contiguous."""
 
     # -- weights --------------------------------------------------------------------------------------------
 

@@ -83,8 +83,9 @@ class ModelRunner:
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for group in dict.fromkeys(copy.group for copy in copies):
-            pairs = [(copy.source, copy.target) for copy in copies if copy.group == group]
-            sources, targets = np.array(pairs, np.int32).T
+            mine = [copy for copy in copies if copy.group == group]
+            sources = np.array([copy.source for copy in mine], np.int32)
+            targets = np.array([copy.target for copy in mine], np.int32)
             self._kernels.copy_blocks(self._kv_caches[group], sources, targets)
 
     def _admit(self, seq: ScheduledSeq) -> SequenceState:
