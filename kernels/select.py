@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from kernels.interface import DType, KernelSet
 
@@ -22,6 +23,9 @@ def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) 
     if name == "native":
         return _native(device, dtype, num_threads)
     if name == "torch":
+        # Read when torch loads OpenMP: its threads otherwise spin at every barrier, and where the server process or a
+        # neighbour wants one of the processors a step takes ten times as long.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             from kernels.reference.torch_kernels import TorchKernels
         except ImportError as error:
