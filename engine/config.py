@@ -14,6 +14,8 @@ from engine.hardware import Hardware
 KV_SHARE_HOST = 0.25  # of the host memory left after the weights: other programs live here too
 KV_SHARE_DEVICE = 0.9  # of the GPU memory left after weights and activations: nobody else does
 KV_SHARE_MOST = 0.9  # of what is left, to reach one full context
+HOST_KV_BYTES = 4 << 30  # beside a GPU, for blocks that have to leave it, and at most
+HOST_KV_SHARE = 0.25  # of the host memory that is left
 
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
 
@@ -46,6 +48,7 @@ class FakeOptions:
     vocab_size: int = 49152
     context_length: int = 8192
     kv_cache_tokens: int = 131072
+    host_kv_cache_tokens: int = 0
     hidden_size: int = 64  # length of an embedding
     load_seconds: float = 0.0
     step_seconds: float = 0.0  # a step takes step_seconds + token_seconds × its tokens
@@ -66,6 +69,8 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # the token budget of a step; None = by device
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None  # None = KV_SHARE_… of what is left, at least one full context
+    host_kv_memory_bytes: int | None = None  # for blocks that have to leave the KV cache; None = by device
+    preemption: Literal["auto", "recompute", "swap"] = "auto"  # what becomes of the KV of preempted requests
     num_threads: int | None = None  # None = all that can help, with room for the server process
     prefix_caching: bool = True
     batching: Literal["continuous", "static"] = "continuous"
@@ -98,6 +103,7 @@ class ResolvedConfig:
     block_size: int
     kv_cache_bytes: int  # usable by sequences: whole blocks; a null block comes on top
     num_kv_blocks: int  # kv_cache_bytes in blocks, if all layers keep everything
+    host_kv_bytes: int  # for blocks that have to leave; 0 = none
     num_threads: int
     prefix_caching: bool
     batching: Literal["continuous", "static"]
@@ -123,6 +129,7 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> Reso
         block_size=config.block_size,
         kv_cache_bytes=num_blocks * block_bytes,
         num_kv_blocks=num_blocks,
+        host_kv_bytes=_resolve_host_kv(config, hardware, device),
         num_threads=_resolve_threads(config, hardware),
         prefix_caching=config.prefix_caching,
         batching=config.batching,
@@ -194,6 +201,16 @@ def _resolve_kv(
             "lower --max-model-len or raise --kv-cache-memory"
         )
     return num_blocks, fitting
+
+
+def _resolve_host_kv(config: EngineConfig, hardware: Hardware, device: Literal["cpu", "cuda"]) -> int:
+    """Where the KV cache itself lies in the host's memory a second pool there is of no use unless asked for."""
+    left = hardware.memory_available_bytes
+    if config.host_kv_memory_bytes is None:
+        return 0 if device == "cpu" else min(HOST_KV_BYTES, int(left * HOST_KV_SHARE))
+    if config.host_kv_memory_bytes > left:
+        raise ConfigError(f"--host-kv-memory {_show(config.host_kv_memory_bytes)}: only {_show(left)} are left")
+    return config.host_kv_memory_bytes
 
 
 def _memory_left(model: ModelFacts, hardware: Hardware, device: Literal["cpu", "cuda"]) -> int:

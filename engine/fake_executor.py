@@ -193,7 +193,9 @@ def build_fake_executor(
         num_threads=1,
         hidden_size=options.hidden_size,
     )
-    capacity = KVCapacity(block_size, (KVGroupCapacity(num_blocks + 1),))
+    num_host_blocks = options.host_kv_cache_tokens // block_size
+    group = KVGroupCapacity(num_blocks + 1, num_host_blocks=num_host_blocks + 1 if num_host_blocks else 0)
+    capacity = KVCapacity(block_size, (group,))
     return FakeExecutor(options, capacity, life), info
 
 

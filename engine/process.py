@@ -116,6 +116,7 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
         max_num_seqs=info.max_num_seqs,
         max_model_len=info.max_model_len,
         queue=queue_factories(config.max_queue_wait_steps)[config.scheduling_policy],
+        preemption=config.preemption,
         prefix_cache=config.prefix_caching,
         batching=config.batching,
     )

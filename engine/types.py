@@ -182,3 +182,4 @@ class EngineInfo:
     quantization: str
     num_threads: int
     hidden_size: int
+    host_kv_cache_bytes: int = 0  # in the host's memory, for blocks that have to leave the KV cache

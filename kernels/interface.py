@@ -195,6 +195,10 @@ class KernelSet(ABC):
     def new_kv_cache(self, spec: KVCacheSpec) -> Array:
         """The cache of one KV group, zeroed. Its layout is the backend's own; all layers of a block lie contiguous."""
 
+    def new_host_kv_cache(self, spec: KVCacheSpec) -> Array:
+        """A cache in the host's memory for move_blocks(), its blocks laid out as new_kv_cache() does."""
+        return self.new_kv_cache(spec)
+
     @abstractmethod
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
         """Bytes that new_kv_cache takes per block."""
@@ -207,6 +211,13 @@ class KernelSet(ABC):
     def copy_blocks(self, kv_cache: Array, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         """Copy whole blocks (all layers) source → target. All reads happen before any write; targets are distinct.
         Both arrays are contiguous."""
+
+    @abstractmethod
+    def move_blocks(
+        self, source: Array, source_ids: npt.NDArray[np.int32], target: Array, target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """Copy whole blocks (all layers) from one cache to another, one of the device's and one of the host's, whose
+        specs differ in num_blocks alone. Target ids are distinct. What is called later sees the copies."""
 
     # -- weights --------------------------------------------------------------------------------------------
 

@@ -74,6 +74,12 @@ class Settings(BaseSettings):
     kv_cache_memory: ByteSize | None = _field(
         None, "engine", "KV cache memory, e.g. 2GiB [a share of what is free]", ge=1
     )
+    host_kv_memory: ByteSize | None = _field(
+        None, "engine", "memory for KV that has to leave the KV cache, e.g. 4GiB [0, beside a GPU up to 4GiB]", ge=0
+    )
+    preemption: Literal["auto", "recompute", "swap"] = _field(
+        "auto", "engine", "KV of requests that give way: computed again, kept in --host-kv-memory, or what costs less"
+    )
     prefix_cache: bool = _field(True, "engine", "reuse the KV of prompts that begin alike")
     batching: Literal["continuous", "static"] = _field(
         "continuous", "engine", "static: a batch is filled only when it is empty, for comparison"
@@ -133,7 +139,12 @@ class Settings(BaseSettings):
         60.0, "streams", "a client that reads nothing for this long is disconnected", gt=0
     )
     log_level: Literal["debug", "info", "warning", "error"] = _field("info", "logging", "how much to say on stderr")
-    access_log: bool = _field(False, "logging", "one line a request")
+    log_format: Literal["console", "json"] = _field("console", "logging", "json: every line is one object")
+    access_log: bool = _field(True, "logging", "one line a request")
+    slow_request_seconds: float = _field(
+        30.0, "logging", "a request that runs longer is logged as a warning and counted", gt=0
+    )
+    log_prompts: bool = _field(False, "logging", "put the text of prompts into the request's line")
 
     @classmethod
     def settings_customise_sources(

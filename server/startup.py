@@ -69,6 +69,8 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         block_size=settings.block_size,
         kv_cache_memory_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
+        host_kv_memory_bytes=None if settings.host_kv_memory is None else int(settings.host_kv_memory),
+        preemption=settings.preemption,
         num_threads=settings.threads,
         prefix_caching=settings.prefix_cache,
         batching=settings.batching,
@@ -143,6 +145,8 @@ def fingerprint(files: ModelFiles, info: EngineInfo) -> str:
 def summary(settings: Settings, model: ServedModel, info: EngineInfo, base_url: str) -> str:
     """What was chosen, in a few lines, ending with a command that works."""
     kv_tokens = f"{info.kv_capacity_tokens:,} tokens of KV cache ({info.kv_cache_bytes / 2**20:,.0f} MiB)"
+    if info.host_kv_cache_bytes:
+        kv_tokens += f" and {info.host_kv_cache_bytes / 2**20:,.0f} MiB on the host"
     lines = [
         f"model     {model.names[0]}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.quantization} weights ({info.weight_bytes / 2**20:,.0f} MiB)",

@@ -18,6 +18,7 @@ class KVMemory:
     windows: tuple[int | None, ...]
     specs: tuple[KVCacheSpec, ...]
     block_bytes: tuple[int, ...]
+    num_host_blocks: int = 0  # of each group, in the host's memory, without the null block
 
     @property
     def num_usable_blocks(self) -> tuple[int, ...]:
@@ -35,15 +36,28 @@ class KVMemory:
     def total_bytes(self) -> int:
         return sum(spec.num_blocks * size for spec, size in zip(self.specs, self.block_bytes, strict=True))
 
-    def capacity(self) -> KVCapacity:
-        """As the scheduler takes it."""
-        pairs = zip(self.specs, self.windows, strict=True)
-        groups = tuple(KVGroupCapacity(spec.num_blocks, window) for spec, window in pairs)
+    @property
+    def host_specs(self) -> tuple[KVCacheSpec, ...]:
+        """Of the caches in the host's memory; () if there are none."""
+        if self.num_host_blocks == 0:
+            return ()
+        return tuple(replace(spec, num_blocks=self.num_host_blocks + 1) for spec in self.specs)
+
+    @property
+    def host_bytes(self) -> int:
+        return self.num_host_blocks * sum(self.block_bytes)
+
+    def capacity(self, copy_costs: Sequence[int]) -> KVCapacity:
+        """As the scheduler takes it. copy_costs [group] mean something where there are host blocks."""
+        num_host_blocks = self.num_host_blocks + 1 if self.num_host_blocks else 0
+        rows = zip(self.specs, self.windows, copy_costs, strict=True)
+        groups = tuple(KVGroupCapacity(spec.num_blocks, window, num_host_blocks, cost) for spec, window, cost in rows)
         return KVCapacity(self.specs[0].block_size, groups)
 
 
 def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels: KernelSet) -> KVMemory:
-    """Divide resolved.kv_cache_bytes among the groups; keys and values have the kernels' own type."""
+    """Divide resolved.kv_cache_bytes among the groups; keys and values have the kernels' own type. The groups get
+    equally many of the host's blocks."""
     specs = [
         KVCacheSpec(
             num_layers=len(group.layers),
@@ -65,7 +79,8 @@ def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels:
         resolved.max_num_batched_tokens,
     )
     sized = tuple(replace(spec, num_blocks=count + 1) for spec, count in zip(specs, blocks, strict=True))
-    return KVMemory(tuple(group.window for group in groups), sized, block_bytes)
+    num_host_blocks = resolved.host_kv_bytes // sum(block_bytes)
+    return KVMemory(tuple(group.window for group in groups), sized, block_bytes, num_host_blocks)
 
 
 @dataclass(frozen=True, slots=True)

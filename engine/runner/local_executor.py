@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.executor import Executor, Ticket
 from engine.models.config import ModelConfig, kv_groups
 from engine.models.loader import OpenedModel, load_model, open_model
+from engine.runner.copy_cost import PROBE_TOKENS, measure_copy_costs
 from engine.runner.kv_memory import KVMemory, plan_kv_memory
 from engine.runner.model_runner import ModelRunner
 from engine.types import EngineInfo, LoadProgress
@@ -74,17 +75,24 @@ def build_executor(config: EngineConfig, report: Report) -> tuple[Executor, Engi
     facts = _facts(files.config, expected.max_model_len, weight_bytes=0)
     resolved = resolve(config, facts, _machine(kernels.device_memory_available_bytes()))
     memory = plan_kv_memory(resolved, decoder.kv_groups, kernels)
+    kv_caches = [kernels.new_kv_cache(spec) for spec in memory.specs]
+    host_kv_caches = [kernels.new_host_kv_cache(spec) for spec in memory.host_specs]
     runner = ModelRunner(
         kernels,
         decoder,
-        [kernels.new_kv_cache(spec) for spec in memory.specs],
+        kv_caches,
+        host_kv_caches=host_kv_caches,
         block_size=resolved.block_size,
         max_num_batched_tokens=resolved.max_num_batched_tokens,
         max_num_seqs=resolved.max_num_seqs,
         max_model_len=resolved.max_model_len,
     )
     runner.warm_up()
-    executor = LocalExecutor(runner, kernels, memory.capacity())
+    copy_costs = [0] * len(kv_caches)
+    if host_kv_caches:
+        num_tokens = min(PROBE_TOKENS, resolved.max_num_batched_tokens, resolved.max_model_len)
+        copy_costs = measure_copy_costs(kernels, runner, kv_caches, host_kv_caches, num_tokens)
+    executor = LocalExecutor(runner, kernels, memory.capacity(copy_costs))
     return executor, _info(files, resolved, kernels, memory)
 
 
@@ -115,6 +123,7 @@ def _info(files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memo
         num_kv_blocks=memory.num_usable_blocks,
         kv_capacity_tokens=memory.capacity_tokens,
         kv_cache_bytes=memory.total_bytes,
+        host_kv_cache_bytes=memory.host_bytes,
         kv_bytes_per_token=sum(memory.block_bytes) // resolved.block_size,
         weight_bytes=kernels.weight_bytes(),
         max_num_batched_tokens=resolved.max_num_batched_tokens,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.core.plan import PENDING_TOKEN, BlockCopy, ScheduledSeq, SchedulerOutput, SeqId, SeqResult, StepResult
 from engine.models.decoder import Decoder
@@ -18,6 +19,8 @@ from engine.runner.sampler import SamplingTable
 from engine.runner.sequence_state import SequenceState
 from engine.types import GenerationRequest, SamplingParams, TokenLogprobs
 from kernels.interface import Array, KernelSet
+
+BlockIds = npt.NDArray[np.int32]
 
 _NO_TOKEN_ERROR = "no token can be drawn: the logits hold a NaN, or every token is masked"
 _NAN_ERROR = "the model's output holds a NaN or an infinity"
@@ -41,6 +44,7 @@ class ModelRunner:
         decoder: Decoder,
         kv_caches: Sequence[Array],
         *,
+        host_kv_caches: Sequence[Array] = (),
         block_size: int,
         max_num_batched_tokens: int,
         max_num_seqs: int,
@@ -50,6 +54,7 @@ class ModelRunner:
         self._kernels = kernels
         self._decoder = decoder
         self._kv_caches = tuple(kv_caches)
+        self._host_kv_caches = tuple(host_kv_caches)  # per group; none: no plan swaps
         self._inputs = InputBuffers(kernels, kv_caches, block_size, max_num_batched_tokens, max_num_seqs, max_blocks)
         self._table = SamplingTable(max_num_seqs)
         self._head = OutputHead(kernels, decoder, self._table)
@@ -59,6 +64,8 @@ class ModelRunner:
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run a step to its end. What fails for one sequence is an error in its result."""
         self.forget(output.forget)
+        self._move_blocks(output.swap_out, self._kv_caches, self._host_kv_caches)
+        self._move_blocks(output.swap_in, self._host_kv_caches, self._kv_caches)
         self._copy_blocks(output.block_copies)
         if not output.seqs:
             return StepResult(output.step_id, ())
@@ -67,9 +74,10 @@ class ModelRunner:
         hidden = self._decoder.forward(layout.batch)
         return StepResult(output.step_id, tuple(self._read_out(output.seqs, states, layout, hidden)))
 
-    def warm_up(self) -> None:
-        """Run one token into the null block: libraries set themselves up now and not in somebody's first step."""
-        batch = self._inputs.fill([0], slots=[0], starts=[0], num_tokens=[1], logits_rows=[0])
+    def warm_up(self, num_tokens: int = 1) -> None:
+        """Run tokens into the null block: libraries set themselves up now and not in somebody's first step."""
+        zeros = [0] * num_tokens
+        batch = self._inputs.fill(zeros, slots=[0], starts=[0], num_tokens=[num_tokens], logits_rows=[0])
         hidden = self._decoder.forward(batch)
         record = GenerationRequest(0, (0,), SamplingParams(max_tokens=1), seed=0)
         self._head.draw(hidden, batch.logits_rows, [SequenceState(record, 0)], [0])
@@ -82,11 +90,12 @@ class ModelRunner:
                 self._free_slots.append(state.slot)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
-        for group in dict.fromkeys(copy.group for copy in copies):
-            mine = [copy for copy in copies if copy.group == group]
-            sources = np.array([copy.source for copy in mine], np.int32)
-            targets = np.array([copy.target for copy in mine], np.int32)
+        for group, sources, targets in _by_group(copies):
             self._kernels.copy_blocks(self._kv_caches[group], sources, targets)
+
+    def _move_blocks(self, copies: Sequence[BlockCopy], source: Sequence[Array], target: Sequence[Array]) -> None:
+        for group, source_ids, target_ids in _by_group(copies):
+            self._kernels.move_blocks(source[group], source_ids, target[group], target_ids)
 
     def _admit(self, seq: ScheduledSeq) -> SequenceState:
         """The sequence's state, made from its record when that travels; its block tables brought up to date."""
@@ -159,6 +168,15 @@ class ModelRunner:
                 vectors[index] = pool_chunk(self._kernels, state, hidden[first_row:last_row], end_position)
             first_row = last_row
         return vectors
+
+
+def _by_group(copies: Sequence[BlockCopy]) -> Iterator[tuple[int, BlockIds, BlockIds]]:
+    """(group, sources, targets), contiguous, for each group that has any."""
+    for group in dict.fromkeys(copy.group for copy in copies):
+        mine = [copy for copy in copies if copy.group == group]
+        sources = np.array([copy.source for copy in mine], np.int32)
+        targets = np.array([copy.target for copy in mine], np.int32)
+        yield group, sources, targets
 
 
 def _prompt_rows(index: int, first_row: int, seq: ScheduledSeq, state: SequenceState) -> list[PromptRow]:

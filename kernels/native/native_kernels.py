@@ -111,6 +111,12 @@ class NativeKernels(KernelSet):
         self._refuse_recording("copy_blocks")
         self._session.copy_blocks(kv_cache.blocks, sources, targets)
 
+    def move_blocks(
+        self, source: Array, source_ids: npt.NDArray[np.int32], target: Array, target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        for source_id, target_id in zip(source_ids.tolist(), target_ids.tolist(), strict=True):
+            target.blocks[target_id] = source.blocks[source_id]
+
     # -- weights --------------------------------------------------------------------------------------------
 
     def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> Array:

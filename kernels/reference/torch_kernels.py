@@ -42,10 +42,12 @@ class TorchKernels(KernelSet):
         self._device = torch.device(device)
         self._weight_bytes = 0
         self._step_plans: dict[Hashable, Any] | None = None  # within run()
+        self._copy_stream: torch.cuda.Stream | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
             where = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {num_threads} threads"
         else:
+            self._copy_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             where = f"{self._device} ({torch.cuda.get_device_name(self._device)})"
         self.description = f"torch {torch.__version__}, {where}"
 
@@ -66,6 +68,11 @@ class TorchKernels(KernelSet):
     def new_kv_cache(self, spec: KVCacheSpec) -> KVCache:
         return new_kv_cache(spec, self._device)
 
+    def new_host_kv_cache(self, spec: KVCacheSpec) -> KVCache:
+        """Beside a GPU in pinned memory, without views of the parts."""
+        cache = new_kv_cache(spec, torch.device("cpu"))
+        return cache if self._copy_stream is None else KVCache(spec, cache.blocks.pin_memory(), (), ())
+
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
         return block_bytes(spec)
 
@@ -78,6 +85,22 @@ class TorchKernels(KernelSet):
         if len(sources):
             rows = kv_cache.blocks.index_select(0, from_host(sources).to(self._device))
             kv_cache.blocks.index_copy_(0, from_host(targets).to(device=self._device, dtype=torch.int64), rows)
+
+    def move_blocks(
+        self, source: KVCache, source_ids: npt.NDArray[np.int32], target: KVCache, target_ids: npt.NDArray[np.int32]
+    ) -> None:
+        """On a GPU on a stream of its own, so that one DMA follows the other; what is computed next waits for it."""
+        pairs = list(zip(source_ids.tolist(), target_ids.tolist(), strict=True))
+        if self._copy_stream is None:
+            for source_id, target_id in pairs:
+                target.blocks[target_id] = source.blocks[source_id]
+            return
+        computing = torch.cuda.current_stream(self._device)
+        self._copy_stream.wait_stream(computing)
+        with torch.cuda.stream(self._copy_stream):
+            for source_id, target_id in pairs:
+                target.blocks[target_id].copy_(source.blocks[source_id], non_blocking=True)
+        computing.wait_stream(self._copy_stream)
 
     # -- weights --------------------------------------------------------------------------------------------
 

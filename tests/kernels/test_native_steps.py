@@ -109,6 +109,20 @@ def test_copies_of_a_step_all_read_before_any_writes(dtype: DType) -> None:
         kernels.copy_blocks(cache, np.array([6], np.int32), np.array([0], np.int32))
 
 
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16, DType.INT8])
+def test_blocks_move_to_the_host_and_back(dtype: DType) -> None:
+    """Whole blocks, all layers, whatever the two caches' sizes."""
+    kernels = kernels_for("", 2)
+    device = kernels.new_kv_cache(KVCacheSpec(2, 5, 4, 1, 2, 2, dtype))
+    host = kernels.new_host_kv_cache(KVCacheSpec(2, 9, 4, 1, 2, 2, dtype))
+    device.blocks[...] = np.arange(5, dtype=np.uint8)[:, None]
+    kernels.move_blocks(device, np.array([4, 1, 2], np.int32), host, np.array([8, 2, 1], np.int32))
+    kernels.move_blocks(host, np.array([2, 8], np.int32), device, np.array([3, 1], np.int32))
+    kernels.move_blocks(host, np.empty(0, np.int32), device, np.empty(0, np.int32))
+    assert host.blocks.mean(axis=1).tolist() == [0, 2, 1, 0, 0, 0, 0, 0, 4]
+    assert device.blocks.mean(axis=1).tolist() == [0, 4, 2, 1, 4]
+
+
 def test_weights_are_counted() -> None:
     kernels = kernels_for("", 1)
     kernels.pack_linear([host_weight("F32", 32, 64)[0]])

@@ -48,6 +48,21 @@ def test_block_bytes_count_all_layers_keys_and_values(reference: KernelSet) -> N
     assert reference.kv_block_bytes(spec) == 3 * 16 * 2 * (64 + 32) * size
 
 
+def test_blocks_move_to_the_host_and_back(reference: KernelSet) -> None:
+    """Whole blocks, all layers, whatever the two caches' sizes."""
+    dtype = reference.activation_dtype
+    device = reference.new_kv_cache(KVCacheSpec(2, 5, 4, 1, 2, 2, dtype))
+    host = reference.new_host_kv_cache(KVCacheSpec(2, 9, 4, 1, 2, 2, dtype))
+    rows = np.arange(5, dtype=np.float32)[:, None] * np.ones((1, 32), np.float32)
+    device.blocks.copy_(reference.upload(rows, dtype))
+    reference.move_blocks(device, np.array([4, 1, 2], np.int32), host, np.array([8, 2, 1], np.int32))
+    reference.move_blocks(host, np.array([2, 8], np.int32), device, np.array([3, 1], np.int32))
+    reference.move_blocks(host, np.empty(0, np.int32), device, np.empty(0, np.int32))
+    reference.synchronize()
+    assert reference.download(host.blocks).mean(axis=1).tolist() == [0, 2, 1, 0, 0, 0, 0, 0, 4]
+    assert reference.download(device.blocks).mean(axis=1).tolist() == [0, 4, 2, 1, 4]
+
+
 def test_copies_of_a_step_all_read_before_any_writes(reference_float32: KernelSet) -> None:
     """1 → 2 while 2 → 3: block 3 gets what 2 held before. All layers go along."""
     spec = KVCacheSpec(2, 5, 4, 1, 2, 2, DType.FLOAT32)
