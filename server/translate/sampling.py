@@ -152,9 +152,9 @@ def fit_prompt(
     room = context - len(token_ids)
     needed = 1 if max_tokens is None else max_tokens
     if room < needed:
-        raise ContextTooLong(
-            f"This model's context is {context} tokens; the request has {len(token_ids)} in the prompt and asks for "
-            f"{needed} in the answer. Shorten the prompt or {max_tokens_param}.",
+        raise ContextTooLong(  # clients know this error by its first words
+            f"This model's maximum context length is {context} tokens; the request has {len(token_ids)} in the prompt "
+            f"and asks for {needed} in the answer. Shorten the prompt or {max_tokens_param}.",
             param=param if room < 1 else max_tokens_param,
         )
     if max_tokens is None:
