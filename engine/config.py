@@ -62,6 +62,7 @@ class EngineConfig:
 
     model: str  # a folder in Hugging Face layout or a .gguf file; already on disk
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights of the model's shapes
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None  # tokens, prompt and outputs together; None = the model's context, or what fits

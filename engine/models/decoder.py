@@ -41,13 +41,14 @@ class _LayerPlace:
     attention: AttentionSpec
 
 
-class _Workspace:
-    """Buffers for the largest step; rows are tokens."""
+class Workspace:
+    """Buffers for the largest step, of `num_rows` tokens."""
 
-    def __init__(self, config: ModelConfig, kernels: KernelSet, rows: int) -> None:
+    def __init__(self, config: ModelConfig, kernels: KernelSet, num_rows: int) -> None:
         def buffer(*shape: int, dtype: DType = kernels.activation_dtype) -> Array:
-            return kernels.empty((rows, *shape), dtype)
+            return kernels.empty((num_rows, *shape), dtype)
 
+        self.num_rows = num_rows
         self.residual = buffer(config.hidden_size)
         self.normed = buffer(config.hidden_size)
         self.post_normed = buffer(config.hidden_size if config.post_norm else 0)
@@ -59,6 +60,7 @@ class _Workspace:
         size = max(config.intermediate_size, shared_size)
         self.up = buffer(2 * size if config.gated_mlp else 0)
         self.activated = buffer(size)
+        self.experts = _ExpertWorkspace(config, config.moe, kernels, num_rows) if config.moe else None
 
 
 class _ExpertWorkspace:
@@ -81,14 +83,15 @@ class _ExpertWorkspace:
 
 
 class Decoder:
-    """A loaded model. Not thread-safe: one caller at a time."""
+    """A loaded model, served with contexts of `max_model_len` tokens: rotations may depend on it. Not thread-safe: one
+    caller at a time."""
 
     def __init__(
         self,
         config: ModelConfig,
         weights: DecoderWeights,
         kernels: KernelSet,
-        max_num_batched_tokens: int,
+        workspace: Workspace,
         max_model_len: int,
     ) -> None:
         self.config = config
@@ -96,9 +99,8 @@ class Decoder:
         self._identity = object()  # two models on one KernelSet have shape classes apart
         self._weights = weights
         self._kernels = kernels
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self._workspace = _Workspace(config, kernels, max_num_batched_tokens)
-        self._experts = _ExpertWorkspace(config, config.moe, kernels, max_num_batched_tokens) if config.moe else None
+        self.max_num_batched_tokens = workspace.num_rows
+        self._workspace = workspace
         self._places = self._place_layers(max_model_len)
 
     def forward(self, batch: ForwardBatch) -> Array:
@@ -123,10 +125,10 @@ class Decoder:
     def expert_counts(self, num_tokens: int) -> npt.NDArray[np.int64] | None:
         """How many of the last step's first `num_tokens` tokens each expert took, [sparse layers, E]; None for a
         dense model. Waits for the step."""
-        if self.config.moe is None or self._experts is None:
+        if self.config.moe is None or self._workspace.experts is None:
             return None
         num_experts = self.config.moe.num_experts
-        taken = [self._kernels.download(ids[:num_tokens]).ravel() for ids in self._experts.ids.values()]
+        taken = [self._kernels.download(ids[:num_tokens]).ravel() for ids in self._workspace.experts.ids.values()]
         return np.stack([np.bincount(experts.astype(np.int64), minlength=num_experts) for experts in taken])
 
     def _place_layers(self, max_model_len: int) -> tuple[_LayerPlace, ...]:
@@ -256,7 +258,7 @@ class Decoder:
         kernels.linear(activated, weights.down, out)
 
     def _mixture(self, index: int, weights: ExpertWeights, x: Array, out: Array) -> None:
-        moe, work = self.config.moe, self._experts
+        moe, work = self.config.moe, self._workspace.experts
         if moe is None or work is None:
             raise TypeError("a sparse layer in a model without experts")
         kernels, num_tokens = self._kernels, x.shape[0]

@@ -19,18 +19,18 @@ from engine.models.architecture import WeightNames
 from engine.models.checkpoint import Checkpoint, DummyWeights, Progress, Weights
 from engine.models.config import ModelConfig
 from engine.models.config_check import first_problem
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, Workspace
 from engine.models.gguf_file import GGUFFile
 from engine.models.gguf_source import GGUFSource
 from engine.models.hf_config import HFConfig
 from engine.models.registry import find_gguf, find_hf
 from engine.models.safetensors_source import PICKLE_SUFFIXES, SafetensorsSource, pickle_refused
 from engine.models.source import TensorSource
-from engine.models.weights import WeightPacker
+from engine.models.weights import DecoderWeights, WeightPacker
 from kernels.interface import Array, HostWeight, KernelSet
 
 CONFIG_FILE: Final = "config.json"
-LoadFormat = Literal["auto", "dummy"]
+LoadFormat = Literal["auto", "dummy"]  # dummy: random weights of the right shapes
 _Fields = TypeVar("_Fields", HFConfig, GGUFFile)
 
 
@@ -70,6 +70,15 @@ def load_model(
     progress: Progress | None = None,
     dummy_seed: int = 0,
 ) -> Decoder:
+    """load_weights, and a decoder of them for steps of so many tokens and contexts of that length."""
+    weights = load_weights(files, kernels, progress, dummy_seed)
+    workspace = Workspace(files.config, kernels, max_num_batched_tokens)
+    return Decoder(files.config, weights, kernels, workspace, max_model_len)
+
+
+def load_weights(
+    files: OpenedModel, kernels: KernelSet, progress: Progress | None = None, dummy_seed: int = 0
+) -> DecoderWeights:
     """Read the weights, tensor by tensor, into the kernels' layout. `progress` gets (bytes done, bytes in all).
 
     Raises ModelError naming file, tensor and reason; ValueError from kernels that cannot take a weight's type.
@@ -79,8 +88,7 @@ def load_model(
         weights = DummyWeights(dummy_seed)
     else:
         weights = Checkpoint(files.source, files.names, files.config.tied_head, progress)
-    packed = WeightPacker(files.config, weights, kernels).pack()
-    return Decoder(files.config, packed, kernels, max_num_batched_tokens, max_model_len)
+    return WeightPacker(files.config, weights, kernels).pack()
 
 
 def check_weights(files: OpenedModel) -> None:

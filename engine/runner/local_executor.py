@@ -11,8 +11,9 @@ from engine.config import EngineConfig, ModelFacts, ResolvedConfig, resolve
 from engine.core.plan import KVCapacity, SchedulerOutput, SeqId, StepResult
 from engine.errors import ConfigError
 from engine.executor import Executor, Ticket
-from engine.models.config import ModelConfig, kv_groups
-from engine.models.loader import OpenedModel, load_model, open_model
+from engine.models.config import ModelConfig, kv_groups, num_parameters
+from engine.models.decoder import Decoder, Workspace
+from engine.models.loader import OpenedModel, load_weights, open_model
 from engine.runner.copy_cost import PROBE_TOKENS, measure_copy_costs
 from engine.runner.kv_memory import KVMemory, plan_kv_memory
 from engine.runner.model_runner import ModelRunner
@@ -59,21 +60,22 @@ def build_executor(config: EngineConfig, report: Report) -> tuple[Executor, Engi
     Raises ModelError when the model's files cannot be served, ConfigError when the configuration cannot work.
     """
     report(LoadProgress("opening the model", 0.0))
-    files = open_model(Path(config.model))
+    files = open_model(Path(config.model), config.load_format)
     # the files are about the least that the weights will take, so this context is the most that can fit
     file_bytes = 0 if files.source is None else files.source.total_bytes
     expected = resolve(config, _facts(files.config, files.config.context_length, file_bytes), _machine(_UNMEASURED))
     kernels = _select_kernels(expected)
-    decoder = load_model(
+    weights = load_weights(
         files,
         kernels,
-        expected.max_model_len,
-        expected.max_num_batched_tokens,
         lambda done, total: report(LoadProgress("reading weights", _WEIGHTS_DONE * done / max(1, total))),
     )
+    workspace = Workspace(files.config, kernels, expected.max_num_batched_tokens)
     report(LoadProgress("reserving KV memory", _WEIGHTS_DONE))
     facts = _facts(files.config, expected.max_model_len, weight_bytes=0)
     resolved = resolve(config, facts, _machine(kernels.device_memory_available_bytes()))
+    # what is left by now decides the context, and the context decides the rotations
+    decoder = Decoder(files.config, weights, kernels, workspace, resolved.max_model_len)
     memory = plan_kv_memory(resolved, decoder.kv_groups, kernels)
     kv_caches = [kernels.new_kv_cache(spec) for spec in memory.specs]
     host_kv_caches = [kernels.new_host_kv_cache(spec) for spec in memory.host_specs]
@@ -116,7 +118,7 @@ def _info(files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memo
     formats = {} if files.source is None else files.source.formats()
     return EngineInfo(
         architecture=files.config.architecture,
-        num_parameters=0 if files.source is None else files.source.num_elements,
+        num_parameters=num_parameters(files.config) if files.source is None else files.source.num_elements,
         vocab_size=files.config.vocab_size,
         max_model_len=resolved.max_model_len,
         block_size=resolved.block_size,
@@ -132,7 +134,7 @@ def _info(files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memo
         kernels=kernels.description,
         dtype=resolved.dtype,
         kv_cache_dtype=memory.specs[0].dtype.value,
-        quantization=max(formats, key=formats.__getitem__) if formats else "none",
+        quantization=max(formats, key=formats.__getitem__) if formats else "dummy",
         num_threads=resolved.num_threads,
         hidden_size=files.config.hidden_size,
     )

@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.models.checkpoint import DummyWeights
 from engine.models.config import LayerConfig, ModelConfig
-from engine.models.decoder import Decoder
+from engine.models.decoder import Decoder, Workspace
 from engine.models.rope import RopeConfig
 from engine.models.weights import WeightPacker
 from kernels.interface import HostWeight, KernelSet
@@ -43,4 +43,4 @@ def tiny_decoder(kernels: KernelSet, windows: tuple[int | None, ...] = (None, No
         attention_scale=0.25,
     )
     packed = WeightPacker(config, LoudWeights(seed=0), kernels).pack()
-    return Decoder(config, packed, kernels, max_num_batched_tokens=1024, max_model_len=2048)
+    return Decoder(config, packed, kernels, Workspace(config, kernels, num_rows=1024), max_model_len=2048)
