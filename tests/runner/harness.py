@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from engine.core.host_tier import PreemptionMode
 from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
+from engine.core.queue import QueueFactory, fcfs
 from engine.core.scheduler import Scheduler
 from engine.models.decoder import Decoder
 from engine.runner.model_runner import ModelRunner
@@ -55,7 +57,7 @@ class Outcome:
 
 
 class Harness:
-    """`num_blocks` per KV group, without the null block."""
+    """`num_blocks` per KV group, and as `host_blocks` behind them, without the null block."""
 
     def __init__(
         self,
@@ -68,6 +70,9 @@ class Harness:
         max_num_seqs: int = 64,
         max_model_len: int = 8192,
         prefix_cache: bool = True,
+        host_blocks: int = 0,
+        preemption: PreemptionMode = "auto",
+        queue: QueueFactory = fcfs,
     ) -> None:
         specs = [
             KVCacheSpec(
@@ -82,12 +87,16 @@ class Harness:
             for group in decoder.kv_groups
         ]
         windows = [group.window for group in decoder.kv_groups]
-        capacity = KVCapacity(block_size, tuple(KVGroupCapacity(num_blocks + 1, window) for window in windows))
+        num_host_blocks = host_blocks + 1 if host_blocks else 0
+        groups = tuple(KVGroupCapacity(num_blocks + 1, window, num_host_blocks) for window in windows)
+        capacity = KVCapacity(block_size, groups)
         self.kv_caches = [kernels.new_kv_cache(spec) for spec in specs]
+        host_specs = [replace(spec, num_blocks=num_host_blocks) for spec in specs if num_host_blocks]
         self.runner = ModelRunner(
             kernels,
             decoder,
             self.kv_caches,
+            host_kv_caches=[kernels.new_host_kv_cache(spec) for spec in host_specs],
             block_size=block_size,
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
@@ -99,6 +108,8 @@ class Harness:
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
             prefix_cache=prefix_cache,
+            preemption=preemption,
+            queue=queue,
         )
         self.outcomes: dict[SeqId, Outcome] = {}
 
