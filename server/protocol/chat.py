@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -158,6 +158,3 @@ class ChatChunk(WireModel):
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     timings: Timings | None = None
-
-
-TemplateVariables = dict[str, Any]
