@@ -40,11 +40,11 @@ def make(native: KernelSet, request: pytest.FixtureRequest) -> Make:
     return lambda **options: Harness(tiny_decoder(native, request.param), native, **options)
 
 
-def mixed_requests(rng: random.Random, count: int, first_id: int = 0) -> list[GenerationRequest]:
-    """Short and long, greedy and sampled, with choices, stops, penalties, logprobs; some begin alike."""
+def mixed_requests(rng: random.Random, count: int, first_id: int = 0, *, alike: float = 0.4) -> list[GenerationRequest]:
+    """Short and long, greedy and sampled, with choices, stops, penalties, logprobs; that share of them begins alike."""
     requests = []
     for number in range(first_id, first_id + count):
-        prompt = [*(SHARED if rng.random() < 0.4 else []), *rng.choices(range(256), k=rng.choice([3, 20, 50, 90]))]
+        prompt = [*(SHARED if rng.random() < alike else []), *rng.choices(range(256), k=rng.choice([3, 20, 50, 90]))]
         sampling: dict[str, Any] = {"temperature": rng.choice([0.0, 1.0])}
         if rng.random() < 0.3:
             sampling |= {"repetition_penalty": 1.2, "presence_penalty": 0.3}
@@ -160,7 +160,7 @@ def test_500_aborts_in_every_state(make: Make, seed: int) -> None:
     while num_aborts < 500:
         while len(scheduler.roster.live) < 14:
             num_requests += 1
-            harness.add(*mixed_requests(rng, 1, num_requests))
+            harness.add(*mixed_requests(rng, 1, num_requests, alike=0.8))
         for _ in range(rng.choice([0, 1, 1, 2, 5])):
             harness.step()
         live = [seq for choices in scheduler.roster.live.values() for seq in choices.values()]
