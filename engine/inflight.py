@@ -93,6 +93,7 @@ class Entry:
 class InFlight:
     """The table of accepted requests with unfinished choices, in order of acceptance."""
 
+    num_dropped_tokens: int = 0  # that came for choices which had ended here, or whose consumer had gone
     _entries: dict[int, Entry] = field(default_factory=dict)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -149,9 +150,11 @@ class InFlight:
         for update in updates:
             entry = self._entries.get(update.request_id)
             if entry is None:  # its consumer has gone
+                self.num_dropped_tokens += len(update.new_token_ids)
                 continue
             choice = entry.choices[update.choice_index]
             if choice.finished:
+                self.num_dropped_tokens += len(update.new_token_ids)
                 continue
             if choice.replayed or choice.parking:
                 update = _reconcile(choice, update)

@@ -74,6 +74,7 @@ class Counters:
     restarts: int = 0
     replayed_choices: int = 0
     failed_choices: int = 0  # ended by an error because the engine died
+    dropped_tokens: int = 0  # that the engine sent and nobody waited for
 
 
 class _EngineLostError(Exception):
@@ -299,6 +300,7 @@ class Supervisor:
     def _deliver(self, updates: tuple[RequestUpdate, ...]) -> None:
         if self._table.deliver(updates):
             self._recovery.progress()
+        self.counters.dropped_tokens = self._table.num_dropped_tokens
 
     def _lose(self) -> None:
         """The engine is dead or as good as: from now on nothing that it says counts."""

@@ -1,12 +1,13 @@
-"""Everything Octavo exports to Prometheus. The only importer of prometheus_client.
+"""What Octavo exports to Prometheus, recorded. The only importer of prometheus_client.
 
-Counts and latencies are recorded where they happen; what the engine knows is read from its latest step when somebody
-scrapes, so a step costs nothing. Labels are bounded: route templates, reasons, states; never a raw path or a user.
+Counts and latencies are recorded where they happen, the parts of each step as its statistics arrive; the rest of what
+the engine knows is read when somebody scrapes. Which metrics there are is the catalogue's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -16,173 +17,226 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.types import EngineInfo, StepStats
+from monitoring.accelerator import Accelerators
+from monitoring.catalogue import PREFIX, SPECS, Spec
+from monitoring.engine_state import EngineLife, Sample, Totals, samples
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_SECONDS = (
-    *(0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
-    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5),
-    *(10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0),
+PHASES = ("schedule", "execute", "update", "publish", "gap")
+_Recorded = TypeVar("_Recorded", Counter, Gauge, Histogram)
+_READ_AT_SCRAPES = frozenset(
+    {sample.name for sample in samples(None, Totals(), EngineLife())}
+    | {"kv_blocks"}
+    | {spec.name for spec in SPECS if spec.name.startswith("accelerator_")}
 )
-_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
 class Metrics:
-    """One registry with its metrics. `latest_step` gives the engine's last StepStats, None before the first."""
+    """One registry with its metrics.
 
-    def __init__(self, version: str, latest_step: Callable[[], StepStats | None]) -> None:
+    `latest_step` gives the engine's last StepStats, None while there is no engine; `engine_life` says what is known
+    about its processes.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        latest_step: Callable[[], StepStats | None],
+        engine_life: Callable[[], EngineLife] = EngineLife,
+        accelerators: Accelerators | None = None,
+    ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series beside each counter and histogram, which nothing here needs
         self.registry = CollectorRegistry()
+        self._metrics = {spec.name: self._make(spec) for spec in SPECS if spec.name not in _READ_AT_SCRAPES}
+        self._totals = Totals()
+        self.registry.register(
+            _EngineCollector(latest_step, engine_life, self._totals, accelerators or Accelerators.detect())
+        )
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self._create_http_metrics()
-        self._create_request_metrics()
-        self._build = self._gauge("build_info", "Version of Octavo; always 1.", ("version",))
-        self._build.labels(version).set(1)
-        self._model = self._gauge(
-            "model_info",
-            "What is served and how; always 1.",
-            ("model", "architecture", "device", "kernels", "dtype", "kv_cache_dtype", "quantization"),
-        )
-        self._kv_capacity = self._gauge("kv_capacity_tokens", "Tokens that the KV cache can hold.")
-        self._ready = self._gauge("ready", "1 when requests can be served, as /ready says.")
-        self.registry.register(_StepCollector(latest_step))
+        ProcessCollector(PREFIX + "engine", lambda: engine_life().pid or "none", registry=self.registry)
+        self._gauge("build_info").labels(version).set(1)
+        self._bind()
 
-    def _create_http_metrics(self) -> None:
-        self._http_requests = self._counter(
-            "http_requests", "HTTP requests answered, by route template.", ("method", "route", "code")
-        )
-        self._http_seconds = self._histogram(
-            "http_request_duration_seconds", "From the request's arrival to the last byte of its answer.", ("route",)
-        )
-        self._loop_lag = self._histogram(
-            "event_loop_lag_seconds", "How late the server's event loop was, sampled ten times a second."
-        )
-        self._refusals = self._counter("refusals", "Requests refused before any work was done.", ("reason",))
+    def _make(self, spec: Spec) -> Counter | Gauge | Histogram:
+        name = PREFIX + spec.name
+        match spec.kind:
+            case "counter":
+                return Counter(name, spec.text, spec.labels, registry=self.registry)
+            case "gauge":
+                return Gauge(name, spec.text, spec.labels, registry=self.registry)
+            case "histogram":
+                return Histogram(name, spec.text, spec.labels, registry=self.registry, buckets=spec.buckets)
 
-    def _create_request_metrics(self) -> None:
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts taken in.")
-        self._cached_tokens = self._counter("cached_prompt_tokens", "Prompt tokens that the prefix cache had.")
-        self._generated_tokens = self._counter("generation_tokens", "Tokens delivered in answers.")
-        self._discarded_tokens = self._counter(
-            "discarded_tokens", "Tokens that arrived after a stop string had ended their choice."
-        )
-        self._finished = self._counter("requests_finished", "Choices that ended, by reason.", ("reason",))
-        self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From the request's arrival to its first token."
-        )
-        self._inter_token = self._histogram("inter_token_seconds", "Between one token of a choice and the next.")
-        self._request_seconds = self._histogram(
-            "request_duration_seconds", "From the request's arrival to its last token."
-        )
-        self._prompt_length = self._histogram("request_prompt_tokens", "Length of prompts.", buckets=_TOKENS)
-        self._answer_length = self._histogram("request_generation_tokens", "Length of answers.", buckets=_TOKENS)
+    def _bind(self) -> None:
+        """Look up once what is recorded for every token and every step."""
+        self._inter_token = self._histogram("inter_token_seconds")
+        self._generation_tokens = self._counter("generation_tokens")
+        phases = self._histogram("step_phase_seconds")
+        self._schedule, self._execute, self._update, self._publish, self._gap = [phases.labels(p) for p in PHASES]
+        self._step_sequences = self._histogram("step_sequences")
+        self._step_tokens = self._histogram("step_tokens")
+        computed = self._counter("computed_tokens")
+        self._prefill_tokens, self._decode_tokens = computed.labels("prefill"), computed.labels("decode")
 
-    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(f"octavo_{name}", text, labels, registry=self.registry)
+    def _of(self, name: str, kind: type[_Recorded]) -> _Recorded:
+        metric = self._metrics[name]
+        if not isinstance(metric, kind):
+            raise TypeError(f"{name} is no {kind.__name__}")
+        return metric
 
-    def _gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-        return Gauge(f"octavo_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str) -> Counter:
+        return self._of(name, Counter)
 
-    def _histogram(
-        self, name: str, text: str, labels: Sequence[str] = (), buckets: Sequence[float] = _SECONDS
-    ) -> Histogram:
-        return Histogram(f"octavo_{name}", text, labels, registry=self.registry, buckets=buckets)
+    def _gauge(self, name: str) -> Gauge:
+        return self._of(name, Gauge)
+
+    def _histogram(self, name: str) -> Histogram:
+        return self._of(name, Histogram)
 
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
 
+    # --- server ------------------------------------------------------------------------------------------------------
+
+    def expect(self, routes: Iterable[str], refusals: Iterable[str], aborts: Iterable[str]) -> None:
+        """Series that exist from the start: a rate needs the zero before the first event, and none is made later."""
+        for route in routes:
+            self._histogram("http_request_duration_seconds").labels(route)
+        for reason in refusals:
+            self._counter("refusals").labels(reason)
+        for cause in aborts:
+            self._counter("aborts").labels(cause)
+        for reason in ("stop", "length", "abort", "timeout", "error"):
+            self._counter("requests_finished").labels(reason)
+
     def model_ready(self, model: str, info: EngineInfo) -> None:
-        self._model.clear()
-        self._model.labels(
+        self._gauge("model_info").clear()
+        self._gauge("model_info").labels(
             model, info.architecture, info.device, info.kernels, info.dtype, info.kv_cache_dtype, info.quantization
         ).set(1)
-        self._kv_capacity.set(info.kv_capacity_tokens)
+        self._gauge("kv_capacity_tokens").set(info.kv_capacity_tokens)
+        self._gauge("kv_cache_bytes").set(info.kv_cache_bytes)
+        self._gauge("weight_bytes").set(info.weight_bytes)
+        self._gauge("max_step_sequences").set(info.max_num_seqs)
+        self._gauge("max_step_tokens").set(info.max_num_batched_tokens)
 
     def set_ready(self, ready: bool) -> None:
-        self._ready.set(ready)
+        self._gauge("ready").set(ready)
 
     def http_answered(self, method: str, route: str, code: int, seconds: float) -> None:
         """`route` is a route's template or one fixed word for paths that match none."""
-        self._http_requests.labels(method, route, str(code)).inc()
-        self._http_seconds.labels(route).observe(seconds)
+        self._counter("http_requests").labels(method, route, str(code)).inc()
+        self._histogram("http_request_duration_seconds").labels(route).observe(seconds)
 
     def loop_lagged(self, seconds: float) -> None:
-        self._loop_lag.observe(seconds)
+        self._histogram("event_loop_lag_seconds").observe(seconds)
 
     def refused(self, reason: str) -> None:
-        self._refusals.labels(reason).inc()
+        self._counter("refusals").labels(reason).inc()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def prompt_taken(self, num_tokens: int) -> None:
-        self._prompt_tokens.inc(num_tokens)
-        self._prompt_length.observe(num_tokens)
+        self._counter("prompt_tokens").inc(num_tokens)
+        self._histogram("request_prompt_tokens").observe(num_tokens)
 
     def prefix_hit(self, num_tokens: int) -> None:
-        self._cached_tokens.inc(num_tokens)
+        self._counter("cached_prompt_tokens").inc(num_tokens)
+
+    def tokenized(self, seconds: float) -> None:
+        self._histogram("request_tokenize_seconds").observe(seconds)
 
     def first_token(self, seconds: float) -> None:
-        self._first_token.observe(seconds)
+        self._histogram("time_to_first_token_seconds").observe(seconds)
 
     def tokens_delivered(self, num_tokens: int) -> None:
-        self._generated_tokens.inc(num_tokens)
+        self._generation_tokens.inc(num_tokens)
 
     def tokens_discarded(self, num_tokens: int) -> None:
-        self._discarded_tokens.inc(num_tokens)
+        self._counter("discarded_tokens").inc(num_tokens)
 
-    def next_token(self, seconds: float) -> None:
-        self._inter_token.observe(seconds)
+    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+        """`num_tokens` arrived at once, so long after those before them: each took its share of the time."""
+        for _ in range(num_tokens):
+            self._inter_token.observe(seconds / num_tokens)
 
     def choice_finished(self, reason: str, num_tokens: int) -> None:
-        self._finished.labels(reason).inc()
-        self._answer_length.observe(num_tokens)
+        self._counter("requests_finished").labels(reason).inc()
+        self._histogram("request_generation_tokens").observe(num_tokens)
+
+    def choice_aborted(self, cause: str) -> None:
+        self._counter("aborts").labels(cause).inc()
+
+    def waited(self, seconds: float) -> None:
+        self._histogram("request_queue_seconds").observe(seconds)
+
+    def prefilled(self, seconds: float) -> None:
+        self._histogram("request_prefill_seconds").observe(seconds)
+
+    def decoded(self, seconds: float) -> None:
+        self._histogram("request_decode_seconds").observe(seconds)
 
     def request_finished(self, seconds: float) -> None:
-        self._request_seconds.observe(seconds)
+        self._histogram("request_duration_seconds").observe(seconds)
+
+    def request_was_slow(self) -> None:
+        self._counter("slow_requests").inc()
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step_done(self, stats: StepStats, num_sequences: int, restarts: int) -> None:
+        """After every step; `restarts` of the engine so far."""
+        self._totals.note(stats, restarts)
+        self._schedule.observe(stats.schedule_seconds)
+        self._execute.observe(stats.execute_seconds)
+        self._update.observe(stats.update_seconds)
+        self._publish.observe(stats.publish_seconds)
+        self._gap.observe(stats.gap_seconds)
+        self._step_sequences.observe(num_sequences)
+        self._step_tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
+        self._prefill_tokens.inc(stats.num_prefill_tokens)
+        self._decode_tokens.inc(stats.num_decode_tokens)
 
 
-class _StepCollector(Collector):
-    """The engine's state as of its latest step, turned into metrics when scraped."""
+class _EngineCollector(Collector):
+    """What is read when somebody scrapes."""
 
-    _GAUGES = (
-        ("requests_running", "num_running", "Sequences being computed."),
-        ("requests_waiting", "num_waiting", "Sequences waiting for their turn."),
-        ("step_prefill_tokens", "num_prefill_tokens", "Prompt tokens in the latest step."),
-        ("step_decode_tokens", "num_decode_tokens", "Answer tokens in the latest step."),
-        ("kv_wasted_slots", "num_wasted_slots", "Slots of live KV blocks that hold no token."),
-        ("oldest_waiting_steps", "oldest_waiting_steps", "Steps that the head of the queue has waited."),
-        ("step_schedule_seconds", "schedule_seconds", "Scheduling in the latest step."),
-        ("step_execute_seconds", "execute_seconds", "Computing in the latest step."),
-        ("step_update_seconds", "update_seconds", "Bookkeeping in the latest step."),
-    )
-    _COUNTERS = (
-        ("prefix_query_tokens", "prefix_query_tokens_total", "Prompt tokens looked up in the prefix cache."),
-        ("prefix_hit_tokens", "prefix_hit_tokens_total", "Prompt tokens found in the prefix cache."),
-        ("evicted_blocks", "evicted_blocks_total", "Cached KV blocks reclaimed."),
-        ("preemptions", "preemptions_total", "Times a running sequence gave up its KV."),
-        ("preempted_tokens", "preempted_tokens_total", "Computed tokens given up."),
-        ("overrun_tokens", "overrun_tokens_total", "Tokens sampled for choices that had ended."),
-        ("engine_steps", "step_id", "Steps since the engine started."),
-    )
-
-    def __init__(self, latest_step: Callable[[], StepStats | None]) -> None:
+    def __init__(
+        self,
+        latest_step: Callable[[], StepStats | None],
+        engine_life: Callable[[], EngineLife],
+        totals: Totals,
+        accelerators: Accelerators,
+    ) -> None:
         self._latest_step = latest_step
+        self._engine_life = engine_life
+        self._totals = totals
+        self._accelerators = accelerators
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # names are fixed above; registering needs no scrape
+        return ()  # the names are the catalogue's; registering needs no scrape
 
     def collect(self) -> Iterable[Metric]:
-        step = self._latest_step()
-        for name, field, text in self._GAUGES:
-            yield GaugeMetricFamily(f"octavo_{name}", text, value=getattr(step, field, 0))
-        for name, field, text in self._COUNTERS:
-            yield CounterMetricFamily(f"octavo_{name}", text, value=getattr(step, field, 0))
-        blocks = GaugeMetricFamily("octavo_kv_blocks", "KV blocks by state.", labels=("group", "state"))
-        for group, stats in enumerate(step.kv_groups if step else ()):
-            for state in ("free", "private", "shared", "cached"):
-                blocks.add_metric((str(group), state), getattr(stats, state))
-        yield blocks
+        stats, life = self._latest_step(), self._engine_life()
+        if stats is not None:
+            self._totals.note(stats, life.restarts)
+        values: dict[str, list[Sample]] = {}
+        found = samples(stats, self._totals, life)
+        for sample in (*found, *self._accelerators.samples()):
+            values.setdefault(sample.name, []).append(sample)
+        for spec in SPECS:
+            if spec.name in _READ_AT_SCRAPES:
+                family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+                metric = family(PREFIX + spec.name, spec.text, labels=spec.labels)
+                for sample in values.get(spec.name, ()):
+                    metric.add_metric(sample.labels, sample.value)
+                yield metric

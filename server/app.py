@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -18,8 +18,10 @@ from starlette.routing import Route
 from engine.errors import EngineError
 from engine.types import LoadProgress
 from server.access import KeyRing
-from server.door import Door, route_path
-from server.errors import ApiError, NotFound, from_validation, to_wire
+from server.door import UNMATCHED, Call, Door, route_path
+from server.errors import REFUSALS, ApiError, NotFound, from_validation, refusal_reason, to_wire
+from server.generation import ABORT_CAUSES
+from server.logs import RequestLog
 from server.routes import anthropic, health, models, native, openai, responses, tokens
 from server.settings import Settings
 from server.state import ServedModel, Server
@@ -29,6 +31,7 @@ from server.version import version
 logger = logging.getLogger("octavo")
 Loader = Callable[[Callable[[LoadProgress], None]], Awaitable[ServedModel]]
 _LAG_SAMPLE_SECONDS = 0.1
+_LOGGED_ERROR_CHARS = 300
 _ROUTERS = (
     openai.routes,
     responses.routes,
@@ -57,13 +60,14 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
     app.state.server = server
     for routes in _ROUTERS:
         app.include_router(routes)
+    server.metrics.expect((*_paths(app.routes), *_known_paths(), UNMATCHED), REFUSALS, ABORT_CAUSES)
     app.add_middleware(
         Door,
         root_path=settings.root_path,
         keys=server.keys,
         max_body_bytes=int(settings.max_body_bytes),
         respond=error_response,
-        observe=server.metrics.http_answered,
+        observe=_observer(server),
         refused=server.metrics.refused,
     )
     if settings.cors_origin:
@@ -79,6 +83,18 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
     return app
+
+
+def _observer(server: Server) -> Callable[[Call, str, str, int, float], None]:
+    log = RequestLog(server.settings.access_log, server.settings.slow_request_seconds)
+
+    def observe(call: Call, method: str, route: str, status: int, seconds: float) -> None:
+        server.metrics.http_answered(method, route, status, seconds)
+        if log.is_slow(call, seconds):
+            server.metrics.request_was_slow()
+        log.write(call, method, route, status, seconds)
+
+    return observe
 
 
 def _lifespan(
@@ -128,12 +144,17 @@ def error_response(path: str, error: Exception) -> Response:
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
+    call, server = request.state.call, request.app.state.server
+    reason = refusal_reason(error)
+    if reason is not None and not call.facts:  # else the engine has worked on it
+        server.metrics.refused(reason)
+    call.facts.setdefault("error", str(error)[:_LOGGED_ERROR_CHARS])
     return error_response(route_path(request.scope), error)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
     problems = error.errors() if isinstance(error, RequestValidationError) else ()
-    return error_response(route_path(request.scope), from_validation(problems))
+    return await _answer_error(request, from_validation(problems))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
@@ -143,9 +164,17 @@ async def _answer_http(request: Request, error: Exception) -> Response:
     return error_response(route_path(request.scope), error)
 
 
+def _paths(routes: Iterable[object]) -> list[str]:
+    return [route.path for route in routes if isinstance(route, Route)]
+
+
+def _known_paths() -> list[str]:
+    return [path for routes in _ROUTERS for path in _paths(routes.routes)]
+
+
 def _what_is_there(request: Request) -> str:
     path = route_path(request.scope)
-    known = [route.path for routes in _ROUTERS for route in routes.routes if isinstance(route, Route)]
+    known = _known_paths()
     message = f"There is no {path[:200]} here."
     if f"/v1{path}" in known:
         return f"{message} Did you mean /v1{path}? The base URL of this API ends in /v1"

@@ -65,9 +65,10 @@ def _serve(arguments: list[str]) -> int:
     from server import flags
 
     loaded = flags.parse_serve(arguments)
-    from server.serve import configure_logging, serve
+    from server.logs import configure_logging
+    from server.serve import serve
 
-    configure_logging(loaded.settings.log_level)
+    configure_logging(loaded.settings.log_level, loaded.settings.log_format)
     return serve(loaded.settings)
 
 

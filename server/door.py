@@ -17,6 +17,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bound_contextvars
 
 from server.access import ANONYMOUS, OPEN_PATHS, KeyRing
 from server.errors import BodyTooLarge
@@ -24,6 +25,7 @@ from server.errors import BodyTooLarge
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _BODY_SECONDS = 60.0  # for the whole body to arrive
 _DISCARD_SECONDS = 5.0  # for the rest of a body that is too large, so that the client gets to read the answer
+UNMATCHED = "unmatched"  # stands for all paths that match no route
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -36,6 +38,7 @@ class Call:
     arrived: float = field(default_factory=time.monotonic)
     headers: dict[str, str] = field(default_factory=dict)  # added to the response when it starts
     status: int = 0  # 0 until the response starts
+    facts: dict[str, object] = field(default_factory=dict)  # for the log: what the model was asked, and how it went
 
 
 class ClientGone(Exception):
@@ -44,14 +47,14 @@ class ClientGone(Exception):
 
 @dataclass(frozen=True)
 class Door:
-    """ASGI middleware. `observe(method, route, status, seconds)` is told of each answered request."""
+    """ASGI middleware. `observe(call, method, route, status, seconds)` is told of each answered request."""
 
     app: ASGIApp
     root_path: str  # a prefix that a proxy in front may strip or not
     keys: KeyRing
     max_body_bytes: int
     respond: Callable[[str, Exception], Response]  # of a path and what went wrong there
-    observe: Callable[[str, str, int, float], None]
+    observe: Callable[[Call, str, str, int, float], None]
     refused: Callable[[str], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,16 +73,17 @@ class Door:
                 headers.update(call.headers)
             await send(message)
 
-        try:
-            await self._admit(call, scope, receive, send_marked)
-        except ClientGone:
-            return
-        except Exception as error:
-            if call.status:
-                raise  # the answer is under way: the connection is cut, and the log has the error
-            await self.respond(route_path(scope), error)(scope, receive, send_marked)
-        finally:
-            self._observe(call, scope)
+        with bound_contextvars(request_id=call.id):
+            try:
+                await self._admit(call, scope, receive, send_marked)
+            except ClientGone:
+                return
+            except Exception as error:
+                if call.status:
+                    raise  # the answer is under way: the connection is cut, and the log has the error
+                await self.respond(route_path(scope), error)(scope, receive, send_marked)
+            finally:
+                self._observe(call, scope)
 
     async def _admit(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         if route_path(scope) not in OPEN_PATHS:
@@ -114,9 +118,9 @@ class Door:
         )
 
     def _observe(self, call: Call, scope: Scope) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
+        route = getattr(scope.get("route"), "path", UNMATCHED)
         method = scope["method"] if scope["method"] in _METHODS else "other"
-        self.observe(method, route, call.status or 499, time.monotonic() - call.arrived)
+        self.observe(call, method, route, call.status or 499, time.monotonic() - call.arrived)
 
 
 def _request_id(scope: Scope) -> str:

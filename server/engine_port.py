@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from engine.client import EngineStatus
+from engine.client import EngineStatus, StepListener
+from engine.supervisor import Counters
 from engine.types import EngineInfo, GenerationRequest, RequestUpdate, StepStats
 
 
 class UpdateStream(Protocol):
     """The updates of one request, in lists as they arrive. Closing it early aborts the request."""
+
+    @property
+    def begun_at(self) -> float | None: ...
 
     def __aiter__(self) -> AsyncIterator[list[RequestUpdate]]: ...
 
@@ -26,7 +30,19 @@ class EnginePort(Protocol):
     @property
     def status(self) -> EngineStatus: ...
 
+    @property
+    def counters(self) -> Counters: ...
+
+    @property
+    def engine_pid(self) -> int | None: ...
+
     def stats(self) -> StepStats | None: ...
+
+    def longest_wait_seconds(self) -> float: ...
+
+    def add_step_listener(self, listener: StepListener) -> None: ...
+
+    def remove_step_listener(self, listener: StepListener) -> None: ...
 
     def new_request_id(self) -> int: ...
 

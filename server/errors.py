@@ -137,7 +137,25 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     Exception: ErrorRow(500, "server_error", "internal_error"),
 }
 
+# What counts as a refusal: it came before the engine worked on the request. Limits are counted where they are checked.
+_REFUSED: Mapping[type[Exception], str] = {
+    InvalidRequest: "invalid",
+    ContextTooLong: "context_length",
+    NotSupported: "unsupported",
+    UnknownModel: "unknown_model",
+    UnsupportedMediaType: "media_type",
+    NotReady: "not_ready",
+    EngineUnavailable: "engine_unavailable",
+}
+_LIMITS = ("unauthorized", "body_too_large", "queue_full", "concurrency", "requests_per_minute", "tokens_per_minute")
+REFUSALS = (*_REFUSED.values(), *_LIMITS)
+
 RETRY_AFTER_SECONDS = 2.0  # for errors that a retry can cure and that name no time of their own
+
+
+def refusal_reason(error: Exception) -> str | None:
+    """One of REFUSALS; None for errors that are none, or are counted where they arise."""
+    return next((_REFUSED[cls] for cls in type(error).__mro__ if cls in _REFUSED), None)
 
 
 @dataclass(frozen=True)

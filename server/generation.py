@@ -23,6 +23,8 @@ from server.text.output import ChoiceOutput, LogprobEntry
 from server.text.tokenizer import Tokenizer
 
 Finish = Literal["stop", "length"]
+UpdateSource = UpdateStream | AsyncGenerator[list[RequestUpdate]]
+ABORT_CAUSES = ("disconnect", "request", "deadline", "shutdown")
 _UPDATES_PER_TURN = 4
 
 
@@ -61,7 +63,21 @@ class Usage:
 class _Choice:
     output: ChoiceOutput
     last_token_at: float | None = None
-    ended: bool = False
+    finish: str | None = None  # why it ended
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
+
+
+@dataclass(slots=True)
+class _Course:
+    """How one prompt fares in the engine, by time.monotonic()."""
+
+    submitted_at: float
+    stream: UpdateStream
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
 
 
 @dataclass(eq=False)
@@ -94,8 +110,10 @@ class Generation:
         ]
         self._num_open = len(self._choices)
         self._cached_tokens: dict[int, int] = {}
+        self._courses: list[_Course] = []  # [prompt], once submitted
         self._abort_error: ApiError | None = None
         self._cut_short = "abort"  # the reason noted for choices that have no end of their own
+        self._cause = "disconnect"  # of an abort: the client has gone, unless we know better
         self.prompt_logprobs = [[] for _ in plan.prompts]
         self.embeddings = [() for _ in plan.prompts]
         self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
@@ -118,19 +136,21 @@ class Generation:
         completion = sum(choice.output.num_tokens for choice in self._choices)
         return Usage(self.num_prompt_tokens, sum(self._cached_tokens.values()), completion)
 
-    def abort(self, error: ApiError) -> None:
+    def abort(self, error: ApiError, cause: str) -> None:
         """End it from outside: `parts` raises this error."""
         self._abort_error = error
+        self._cause = cause
         for request_id in self._request_ids:
             self.engine.abort(request_id)
 
     async def parts(self) -> AsyncGenerator[Part]:
         """Parts as they come, until every choice has ended. Raises RequestRejected, EngineUnavailable or ApiError."""
+        updates_of_all = self._submit()
         self.metrics.prompt_taken(self.num_prompt_tokens)
         self.charge(self.num_prompt_tokens)
         try:
             async with (
-                contextlib.aclosing(self._submit()) as stream,
+                contextlib.aclosing(updates_of_all) as stream,
                 contextlib.aclosing(self._in_time(stream)) as items,
             ):
                 async for updates in items:
@@ -145,14 +165,15 @@ class Generation:
         finally:
             self._account()
 
-    def _submit(self) -> UpdateStream:
+    def _submit(self) -> UpdateSource:
         """The updates of all prompts, as they come."""
         numbered = enumerate(self._request_ids)
         requests = [self.plan.request(index, request_id, self.tenant) for index, request_id in numbered]
-        streams = [self.engine.submit(request) for request in requests]
+        self._courses = [_Course(time.monotonic(), self.engine.submit(request)) for request in requests]
+        streams = [course.stream for course in self._courses]
         return streams[0] if len(streams) == 1 else _merge(streams)
 
-    async def _in_time(self, stream: UpdateStream) -> AsyncGenerator[list[RequestUpdate]]:
+    async def _in_time(self, stream: UpdateSource) -> AsyncGenerator[list[RequestUpdate]]:
         """The stream's items. Raises DeadlineExceeded when the time is over, whatever the engine is doing."""
         if self.timeout_seconds is None:
             async for updates in stream:
@@ -167,7 +188,7 @@ class Generation:
                 async with asyncio.timeout(left):
                     updates = await anext(items)
             except TimeoutError as error:
-                self._cut_short = "timeout"
+                self._cut_short, self._cause = "timeout", "deadline"
                 raise DeadlineExceeded(f"The request took longer than {self.timeout_seconds:g} seconds") from error
             except StopAsyncIteration:
                 return
@@ -179,6 +200,7 @@ class Generation:
         index = prompt * self.plan.num_draws + update.choice_index
         choice = self._choices[index]
         if update.finish_reason is FinishReason.ERROR:
+            self._cut_short = "error"
             raise _failure(update)
         if prompt not in self._cached_tokens:
             self._cached_tokens[prompt] = update.num_cached_tokens
@@ -193,7 +215,7 @@ class Generation:
         if update.finish_reason is FinishReason.ABORT:
             raise self._abort_error or Aborted("The request was aborted")
         if update.new_token_ids:
-            self._time_tokens(choice, len(update.new_token_ids))
+            self._time_tokens(self._courses[prompt], choice, len(update.new_token_ids))
         return self._push(index, choice, update)
 
     def _push(self, index: int, choice: _Choice, update: RequestUpdate) -> Part | None:
@@ -213,20 +235,23 @@ class Generation:
         if delta.token_ids:
             self.metrics.tokens_delivered(len(delta.token_ids))
         if finish is not None:
-            choice.ended = True
+            choice.finish = finish
             self._num_open -= 1
             self.metrics.choice_finished(finish, choice.output.num_tokens)
         elif not delta.text and not (delta.token_ids and self.plan.output.keep_tokens):
             return None
         return Part(index, delta.text, delta.token_ids, delta.logprobs, finish, delta.stop)
 
-    def _time_tokens(self, choice: _Choice, num_tokens: int) -> None:
+    def _time_tokens(self, course: _Course, choice: _Choice, num_tokens: int) -> None:
         now = time.monotonic()
+        course.last_token_at = now
+        if course.first_token_at is None:
+            course.first_token_at = now
         if self.first_token_at is None:
             self.first_token_at = now
             self.metrics.first_token(now - self.arrived)
         if choice.last_token_at is not None:
-            self.metrics.next_token((now - choice.last_token_at) / num_tokens)
+            self.metrics.next_tokens(num_tokens, now - choice.last_token_at)
         choice.last_token_at = now
 
     def _account(self) -> None:
@@ -234,9 +259,41 @@ class Generation:
         for choice in self._choices:
             self.metrics.tokens_discarded(choice.output.num_overrun_tokens)
             if not choice.ended:
-                self.metrics.choice_finished(self._cut_short, choice.output.num_tokens)
+                choice.finish = self._cut_short
+                self.metrics.choice_finished(choice.finish, choice.output.num_tokens)
+                if choice.finish != "error":
+                    self.metrics.choice_aborted(self._cause)
+        for course in self._courses:
+            if (begun_at := course.stream.begun_at) is None:
+                continue
+            self.metrics.waited(begun_at - course.submitted_at)
+            if course.first_token_at is not None:
+                self.metrics.prefilled(course.first_token_at - begun_at)
+                self.metrics.decoded(course.last_token_at - course.first_token_at)
         self.metrics.request_finished(time.monotonic() - self.arrived)
         self.charge(self.usage.completion_tokens)
+
+    def facts(self) -> dict[str, object]:
+        """For the log, at the end: what was asked, what came of it, how long it took. {} if it never came to run."""
+        if not self._courses:
+            return {}
+        usage = self.usage
+        facts: dict[str, object] = {
+            "choices": len(self._choices),
+            "max_tokens": self.plan.sampling.max_tokens,
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "generation_tokens": usage.completion_tokens,
+            "finish_reason": ",".join(dict.fromkeys(choice.finish or "" for choice in self._choices)),
+        }
+        if any(choice.finish in ("abort", "timeout") for choice in self._choices):
+            facts["cause"] = self._cause
+        first = self._courses[0]
+        if (begun_at := first.stream.begun_at) is not None:
+            facts["queue_ms"] = _milliseconds(begun_at - first.submitted_at)
+        if self.first_token_at is not None:
+            facts["first_token_ms"] = _milliseconds(self.first_token_at - self.arrived)
+        return facts
 
     async def answers(self) -> list[Answer]:
         """All choices as wholes, in order. Raises as `parts` does."""
@@ -253,6 +310,10 @@ class Generation:
         for answer, pieces in zip(answers, texts, strict=True):
             answer.text = "".join(pieces)
         return answers
+
+
+def _milliseconds(seconds: float) -> float:
+    return round(seconds * 1e3, 1)
 
 
 def _failure(update: RequestUpdate) -> Exception:

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Generator
 
 import uvicorn
@@ -93,7 +92,7 @@ class _Session:
             ws="none",
             lifespan="on",
             log_config=None,
-            access_log=settings.access_log,
+            access_log=False,
             server_header=False,
             timeout_keep_alive=settings.http_keep_alive_seconds,
             timeout_graceful_shutdown=5,
@@ -153,10 +152,18 @@ class _Session:
 
             model = await load_model(self._settings, both)
         if (info := model.engine.info) is not None:
-            self._console.print(summary(self._settings, model, info, self._base_url()), markup=False)
+            self._say(summary(self._settings, model, info, self._base_url()))
         gc.collect()
         gc.freeze()  # what lives as long as the server need not be walked again
         return model
+
+    def _say(self, text: str) -> None:
+        """To people; where lines are JSON, each is one."""
+        if self._settings.log_format == "console":
+            self._console.print(text, markup=False)
+            return
+        for line in filter(None, text.splitlines()):
+            logger.info(line.strip())
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, ModelNotFound | EngineError):
@@ -171,12 +178,3 @@ class _Session:
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         scheme = "http" if self._settings.tls_certificate is None else "https"
         return f"{scheme}://{host}:{port}{self._settings.root_path}"
-
-
-def configure_logging(level: str) -> None:
-    """Lines on stderr."""
-    logging.basicConfig(
-        level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING if level == "info" else level.upper())
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)

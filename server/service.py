@@ -119,8 +119,12 @@ class Work:
             self._events(writers),
             comment_seconds=settings.stream_comment_seconds,
             slow_reader_seconds=settings.slow_reader_seconds,
-            on_error=lambda error: self.job.error_event(error, writers[0] if writers else None),
+            on_error=lambda error: self._error_event(error, writers[0] if writers else None),
         )
+
+    def _error_event(self, error: Exception, writer: object) -> bytes:
+        self.call.facts["error"] = str(error)[:300]
+        return self.job.error_event(error, writer)
 
     async def answer(self, request: Request) -> Response:
         """The answer as one response. Raises ClientGone when there is nobody left to read it."""
@@ -164,6 +168,7 @@ class Work:
         job, server = self.job, self.server
         plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
         tokenized = time.monotonic()
+        server.metrics.tokenized(tokenized - self.call.arrived)
         limits = [limit for limit in (plan.timeout_seconds, server.settings.request_timeout_seconds) if limit]
         generation = Generation(
             engine=model.engine,
@@ -187,8 +192,22 @@ class Work:
         ids = (head.id, self.call.id)
         return _Run(generation, job.writer(head, generation), ids, self.call.arrived, tokenized)
 
-    def _abortable(self, run: _Run) -> contextlib.AbstractContextManager[None]:
-        return self.server.abortable(run.ids, Running(self.call.key, run.generation))
+    @contextlib.contextmanager
+    def _abortable(self, run: _Run) -> Iterator[None]:
+        """While the block runs it can be aborted; at its end the log gets to know what came of it."""
+        try:
+            with self.server.abortable(run.ids, Running(self.call.key, run.generation)):
+                yield
+        finally:
+            if facts := run.generation.facts():
+                self.call.facts |= {"id": run.ids[0], **self._asked(run), **facts}
+
+    def _asked(self, run: _Run) -> dict[str, object]:
+        """The text of the prompts, where the operator wants it logged."""
+        if not self.server.settings.log_prompts:
+            return {}
+        generation = run.generation
+        return {"prompts": [generation.tokenizer.decode(p.token_ids, False) for p in generation.plan.prompts]}
 
     def _note_limits(self) -> None:
         self.call.headers |= self.server.admission.headers(self.call.key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from engine.types import LoadProgress, StepStats
+from monitoring.engine_state import EngineLife
 from monitoring.metrics import Metrics
 from server.access import KeyRing
 from server.admission import Admission
@@ -48,13 +50,29 @@ class Server:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(version(), self.latest_step)
+        self.started_at = time.monotonic()
+        self.metrics = Metrics(version(), self.latest_step, self.engine_life)
         self.admission = Admission(self.settings, self._num_waiting, self.metrics.refused)
         self._running: dict[str, list[Running]] = {}
 
     def latest_step(self) -> StepStats | None:
         """The engine's; None before its first step."""
         return self.model.engine.stats() if self.model is not None else None
+
+    def engine_life(self) -> EngineLife:
+        """What is known of the engine processes, now."""
+        if self.model is None:
+            return EngineLife()
+        engine = self.model.engine
+        counters = engine.counters
+        return EngineLife(
+            counters.restarts,
+            counters.replayed_choices,
+            counters.failed_choices,
+            counters.dropped_tokens,
+            engine.longest_wait_seconds(),
+            engine.engine_pid,
+        )
 
     def _num_waiting(self) -> int:
         step = self.latest_step()
@@ -66,6 +84,9 @@ class Server:
     def start_serving(self, model: ServedModel) -> None:
         """From now on requests are taken."""
         self.model = model
+        model.engine.add_step_listener(
+            lambda stats, begun: self.metrics.step_done(stats, len(begun.seq_ids), model.engine.counters.restarts)
+        )
         if (info := model.engine.info) is not None:
             self.metrics.model_ready(model.names[0], info)
 
@@ -126,9 +147,9 @@ class Server:
         if not found:
             raise NotFound(f"No request {request_id!r} is in progress", param="request_id")
         for running in found:
-            running.generation.abort(Aborted("The request was aborted"))
+            running.generation.abort(Aborted("The request was aborted"), "request")
 
     def abort_all(self, reason: str) -> None:
         """End everything that is in progress, with a 503."""
         for running in [running for same in self._running.values() for running in same]:
-            running.generation.abort(NotReady(reason))
+            running.generation.abort(NotReady(reason), "shutdown")

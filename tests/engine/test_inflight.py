@@ -205,3 +205,13 @@ async def test_the_table_says_when_it_is_empty() -> None:
     assert not waiter.done()
     table.drop(1)
     await waiter
+
+
+def test_tokens_that_nobody_waits_for_are_counted() -> None:
+    table = InFlight()
+    accepted(table, replace(REQUEST, n=2))
+    table.deliver([token(7), token(8, finish_reason=FinishReason.LENGTH), token(9)])
+    assert table.num_dropped_tokens == 1
+    table.drop(1)
+    table.deliver([token(3, choice_index=1)])
+    assert table.num_dropped_tokens == 2

@@ -11,8 +11,7 @@ import pytest
 
 from server.access import ANONYMOUS, KeyRing
 from server.settings import Settings
-from tests.server.test_lifecycle import samples
-from tests.server.toy import ToyEngine, saying, toy_server
+from tests.server.toy import ToyEngine, samples, saying, toy_server
 
 
 async def never(step: int) -> None:

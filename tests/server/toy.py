@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -12,12 +13,13 @@ from typing import Any
 
 import httpx
 from fastapi import FastAPI
+from prometheus_client.parser import text_string_to_metric_families
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from engine.client import EngineStatus
+from engine.client import EngineStatus, StepListener
 from engine.errors import EngineDead
-from engine.supervisor import EngineState
+from engine.supervisor import Counters, EngineState
 from engine.types import (
     EngineInfo,
     ErrorKind,
@@ -104,6 +106,7 @@ class ToyStream:
         self._engine = engine
         self._request = request
         self._updates: AsyncGenerator[list[RequestUpdate]] = engine.play(request)
+        self.begun_at: float | None = time.monotonic()
 
     def __aiter__(self) -> AsyncIterator[list[RequestUpdate]]:
         return self._updates
@@ -131,6 +134,9 @@ class ToyEngine:
     draining: bool = False
     closed: bool = False
     num_waiting: int = 0
+    counters: Counters = field(default_factory=Counters)
+    engine_pid: int | None = None
+    listeners: list[StepListener] = field(default_factory=list)
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     def new_request_id(self) -> int:
@@ -156,6 +162,15 @@ class ToyEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_cached_tokens = 0
+
+    def longest_wait_seconds(self) -> float:
+        return 0.0
+
+    def add_step_listener(self, listener: StepListener) -> None:
+        self.listeners.append(listener)
+
+    def remove_step_listener(self, listener: StepListener) -> None:
+        self.listeners.remove(listener)
 
     async def drain(self, timeout_seconds: float) -> bool:
         self.draining = True
@@ -294,3 +309,13 @@ async def toy_server(
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
             yield ToyServer(app, engine, http)
+
+
+def samples(text: str) -> dict[str, float]:
+    """name{labels} → value."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found

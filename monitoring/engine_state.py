@@ -1,0 +1,99 @@
+"""What the engine says about itself, turned into samples when somebody scrapes: pure, no Prometheus here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.types import KVGroupStats, StepStats
+
+KV_STATES = ("free", "private", "shared", "cached")
+_TOTALS = {
+    "engine_steps": "step_id",
+    "prefix_query_tokens": "prefix_query_tokens_total",
+    "prefix_hit_tokens": "prefix_hit_tokens_total",
+    "evicted_blocks": "evicted_blocks_total",
+    "preemptions": "preemptions_total",
+    "parked": "parked_total",
+    "preempted_tokens": "preempted_tokens_total",
+    "overrun_tokens": "overrun_tokens_total",
+}
+_GAUGES = {
+    "requests_running": "num_running",
+    "requests_waiting": "num_waiting",
+    "step_prefill_tokens": "num_prefill_tokens",
+    "step_decode_tokens": "num_decode_tokens",
+    "kv_wasted_slots": "num_wasted_slots",
+    "oldest_waiting_steps": "oldest_waiting_steps",
+}
+
+
+class Sample(NamedTuple):
+    """A value of one series of a metric in the catalogue."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLife:
+    """What the server's side knows of the engine processes, now."""
+
+    restarts: int = 0
+    replayed_choices: int = 0
+    failed_choices: int = 0
+    dropped_tokens: int = 0
+    longest_wait_seconds: float = 0.0
+    pid: int | None = None  # of the one that runs
+
+
+class Totals:
+    """The engine's counts over the lives of all its processes: each process counts from zero."""
+
+    def __init__(self) -> None:
+        self._base = dict.fromkeys(_TOTALS, 0)  # of the processes that have gone
+        self._current = dict.fromkeys(_TOTALS, 0)
+        self._restarts = 0
+
+    def note(self, stats: StepStats, restarts: int) -> None:
+        """Take in the state of the engine process that came after so many restarts."""
+        if restarts != self._restarts:
+            self._restarts = restarts
+            for name, count in self._current.items():
+                self._base[name] += count
+                self._current[name] = 0
+        for name, field in _TOTALS.items():
+            self._current[name] = max(self._current[name], getattr(stats, field))
+
+    def __getitem__(self, name: str) -> int:
+        return self._base[name] + self._current[name]
+
+
+def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterator[Sample]:
+    """All that is read at a scrape; without an engine the gauges are 0 and the counts stand."""
+    for name, field in _GAUGES.items():
+        yield Sample(name, (), getattr(stats, field, 0))
+    for name in _TOTALS:
+        if name == "preemptions":
+            yield Sample(name, ("recompute",), totals[name] - totals["parked"])
+            yield Sample(name, ("swap",), totals["parked"])
+        elif name == "overrun_tokens":
+            yield Sample(name, (), totals[name] + life.dropped_tokens)
+        elif name != "parked":
+            yield Sample(name, (), totals[name])
+    groups = stats.kv_groups if stats is not None else ()
+    for number, group in enumerate(groups):
+        for state in KV_STATES:
+            yield Sample("kv_blocks", (str(number), state), getattr(group, state))
+    yield Sample("kv_usage_ratio", (), max(map(_usage, groups), default=0.0))
+    yield Sample("oldest_waiting_seconds", (), life.longest_wait_seconds)
+    yield Sample("engine_restarts", (), life.restarts)
+    yield Sample("replayed_choices", (), life.replayed_choices)
+    yield Sample("failed_choices", (), life.failed_choices)
+
+
+def _usage(group: KVGroupStats) -> float:
+    held = group.private + group.shared
+    return held / max(1, held + group.free + group.cached)
