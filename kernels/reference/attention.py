@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from kernels.interface import AttentionSpec
-from kernels.reference.kv_cache import KVCache, Part, gather
+from kernels.reference.kv_cache import KVCache, gather
 
 _QUERY_TILE = 256  # queries of a prefill that share one mask
 _MAX_PADDING = 1.25  # gathered tokens ÷ real tokens within a group of decodes …
@@ -54,7 +54,6 @@ class Prefill:
     """One sequence with several queries."""
 
     block_ids: torch.Tensor  # int32
-    num_keys: int  # of the gathered positions, those that exist
     tiles: tuple[PrefillTile, ...]
 
 
@@ -91,7 +90,7 @@ def plan_attention(
             block_ids = torch.from_numpy(tables[seq, first_block:end_block].copy()).to(device)
             origin = first_block * block_size
             tiles = tuple(_tiles(starts[seq], num_queries, length, origin, window, dtype, device))
-            prefills.append(Prefill(block_ids, length - origin, tiles))
+            prefills.append(Prefill(block_ids, tiles))
     groups = tuple(
         _decode_group(group, tables, starts, lengths, block_size, window, dtype, device)
         for group in _similar_lengths(decodes)
@@ -193,46 +192,23 @@ def paged_attention(
     heads_per_kv_head = num_heads // num_kv_heads
     queries = q.view(num_tokens, num_kv_heads, heads_per_kv_head, head_dim)
     outputs = out.view(num_tokens, num_kv_heads, heads_per_kv_head, out.shape[-1])
-    keys, values = cache.keys[layer], cache.values[layer]
     for group in plan.decodes:
         k, v = (
-            _gather(part, group.block_ids, group.num_seqs, group.num_positions, num_kv_heads, group.unwritten, q.dtype)
-            for part in (keys, values)
+            part.view(group.num_seqs, -1, *part.shape[1:])[:, : group.num_positions].transpose(1, 2)
+            for part in gather(cache, layer, group.block_ids, group.unwritten, q.dtype)
         )
         # the query heads of a KV head stand where the library expects query positions: K and V are read once
         outputs[group.rows] = _attend(queries[group.rows], k, v, group.mask, False, spec)
     for prefill in plan.prefills:
-        k, v = (
-            _gather(part, prefill.block_ids, 1, prefill.num_keys, num_kv_heads, None, q.dtype)[0]
-            for part in (keys, values)
-        )
+        gathered = gather(cache, layer, prefill.block_ids, None, q.dtype)
         for tile in prefill.tiles:
             rows = slice(tile.first_query, tile.first_query + tile.num_queries)
             tile_q = queries[rows].permute(1, 2, 0, 3)  # [kv_heads, heads per KV head, queries, D]
-            tile_k = k[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, heads_per_kv_head, -1, -1)
-            tile_v = v[:, tile.first_key : tile.last_key].unsqueeze(1).expand(-1, heads_per_kv_head, -1, -1)
-            result = _attend(tile_q, tile_k, tile_v, tile.mask, tile.is_causal, spec)
-            outputs[rows] = result.permute(2, 0, 1, 3)
-
-
-def _gather(
-    part: Part,
-    block_ids: torch.Tensor,
-    num_seqs: int,
-    num_positions: int,
-    num_kv_heads: int,
-    unwritten: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Dense [S, kv_heads, num_positions, D] of the blocks.
-
-    Positions outside the sequences are zeroed: a block's unwritten slots hold what its last owner left, and a NaN
-    there would pass through any mask.
-    """
-    dense = gather(part, block_ids, num_kv_heads, dtype)
-    if unwritten is not None:
-        dense.flatten(0, 1).index_fill_(0, unwritten, 0.0)
-    return dense.view(num_seqs, -1, *dense.shape[2:])[:, :num_positions].transpose(1, 2)
+            k, v = (
+                part[tile.first_key : tile.last_key].transpose(0, 1)[:, None].expand(-1, heads_per_kv_head, -1, -1)
+                for part in gathered
+            )
+            outputs[rows] = _attend(tile_q, k, v, tile.mask, tile.is_causal, spec).permute(2, 0, 1, 3)
 
 
 def _attend(

@@ -1,6 +1,7 @@
-"""The KV cache of one group of layers: [num_blocks, num_layers, (keys, values)], all layers of a block contiguous.
+"""The KV cache of one group of layers: [num_blocks, num_layers, block_size, (keys, values)].
 
-As int8 the codes of a block's layers are followed by their float32 scales, one per token and head: absmax / 127.
+All layers of a block lie contiguous, and a token's keys beside its values. As int8 the codes of a block's layers are
+followed by their float32 scales, one per token and head: absmax / 127.
 """
 
 from __future__ import annotations
@@ -11,62 +12,52 @@ import numpy as np
 import torch
 
 from kernels.interface import DType, KVCacheSpec
-from kernels.reference.arrays import TORCH_DTYPES
+from kernels.reference.arrays import TORCH_DTYPES, side_by_side
 
 _SCALE_BYTES = 4
 _LARGEST_CODE = 127
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One layer's keys or values: views of the blocks."""
+class Layer:
+    """Views of one layer in the blocks. A row is a token's keys of all heads, then its values of all heads."""
 
-    data: torch.Tensor  # [num_blocks, block_size, num_kv_heads · D]
-    scales: torch.Tensor | None  # float32 [num_blocks, block_size, num_kv_heads]; None = data are the values themselves
+    rows: torch.Tensor  # [num_blocks, block_size, num_kv_heads · (head_dim + value_head_dim)]
+    scales: torch.Tensor | None  # float32 [num_blocks, block_size, 2 · num_kv_heads]; None = rows hold the values
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """`blocks` [num_blocks, elements of a block] and, per layer, its parts in there."""
+    """`blocks` [num_blocks, elements of a block] and the layers in there."""
 
     spec: KVCacheSpec
     blocks: torch.Tensor
-    keys: tuple[Part, ...]
-    values: tuple[Part, ...]
+    layers: tuple[Layer, ...]
 
 
 def block_bytes(spec: KVCacheSpec) -> int:
     """Bytes that all layers of one block take."""
-    num_rows = spec.num_layers * spec.block_size * spec.num_kv_heads
-    data = num_rows * (spec.head_dim + spec.value_head_dim) * TORCH_DTYPES[spec.dtype].itemsize
+    num_heads = spec.num_layers * spec.block_size * spec.num_kv_heads
+    data = num_heads * (spec.head_dim + spec.value_head_dim) * TORCH_DTYPES[spec.dtype].itemsize
     if spec.dtype is not DType.INT8:
         return data
-    return _aligned(data) + 2 * num_rows * _SCALE_BYTES
+    return _aligned(data) + 2 * num_heads * _SCALE_BYTES
 
 
 def new_kv_cache(spec: KVCacheSpec, device: torch.device) -> KVCache:
     """A zeroed cache."""
     dtype = TORCH_DTYPES[spec.dtype]
     blocks = _zeros(spec.num_blocks, block_bytes(spec), device).view(dtype)
-    key_elements = spec.block_size * spec.num_kv_heads * spec.head_dim
-    value_elements = spec.block_size * spec.num_kv_heads * spec.value_head_dim
-    scale_elements = spec.block_size * spec.num_kv_heads
-    scales_start = _aligned(spec.num_layers * (key_elements + value_elements)) // _SCALE_BYTES
+    width = spec.num_kv_heads * (spec.head_dim + spec.value_head_dim)
+    scales_start = _aligned(spec.num_layers * spec.block_size * width) // _SCALE_BYTES
 
-    def part(layer: int, head_dim: int, offset: int, scale_offset: int) -> Part:
-        data = _view(blocks, spec, spec.num_kv_heads * head_dim, layer * (key_elements + value_elements) + offset)
+    def layer(index: int) -> Layer:
+        rows = _view(blocks, spec, index, width, 0)
         if spec.dtype is not DType.INT8:
-            return Part(data, None)
-        scale_offset += scales_start + layer * 2 * scale_elements
-        return Part(data, _view(blocks.view(torch.float32), spec, spec.num_kv_heads, scale_offset))
+            return Layer(rows, None)
+        return Layer(rows, _view(blocks.view(torch.float32), spec, index, 2 * spec.num_kv_heads, scales_start))
 
-    layers = range(spec.num_layers)
-    return KVCache(
-        spec,
-        blocks,
-        keys=tuple(part(layer, spec.head_dim, 0, 0) for layer in layers),
-        values=tuple(part(layer, spec.value_head_dim, key_elements, scale_elements) for layer in layers),
-    )
+    return KVCache(spec, blocks, tuple(layer(index) for index in range(spec.num_layers)))
 
 
 def _zeros(rows: int, row_bytes: int, device: torch.device) -> torch.Tensor:
@@ -77,8 +68,9 @@ def _zeros(rows: int, row_bytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros((rows, row_bytes), dtype=torch.uint8, device=device)
 
 
-def _view(blocks: torch.Tensor, spec: KVCacheSpec, width: int, offset: int) -> torch.Tensor:
-    """[num_blocks, block_size, width] from `offset` elements into each block."""
+def _view(blocks: torch.Tensor, spec: KVCacheSpec, layer: int, width: int, start: int) -> torch.Tensor:
+    """One layer [num_blocks, block_size, width] of those that begin `start` elements into each block."""
+    offset = start + layer * spec.block_size * width
     return blocks.as_strided((spec.num_blocks, spec.block_size, width), (blocks.shape[1], width, 1), offset)
 
 
@@ -105,26 +97,49 @@ def locate_slots(slot_mapping: torch.Tensor, block_size: int) -> Slots:
     return Slots(block_ids, slot_mapping - block_ids * block_size, tokens)
 
 
-def store(part: Part, slots: Slots, x: torch.Tensor) -> None:
-    """Write x [T, heads, D] to its slots."""
-    if slots.tokens is not None:
-        x = x.index_select(0, slots.tokens)
+def store(layer: Layer, slots: Slots, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Write k [T, heads, D] and v [T, heads, Dv] to their slots."""
     where = (slots.block_ids, slots.offsets)
-    if part.scales is None:
-        part.data.index_put_(where, x.flatten(1).to(part.data.dtype))
-        return
+    if layer.scales is not None:
+        (k, k_scales), (v, v_scales) = _quantise(k), _quantise(v)
+        layer.scales.index_put_(where, _real(torch.cat((k_scales, v_scales), dim=1), slots))
+    rows = side_by_side(k, v)
+    if rows is None:
+        rows = torch.cat((k.flatten(1), v.flatten(1)), dim=1)
+    layer.rows.index_put_(where, _real(rows, slots).to(layer.rows.dtype))
+
+
+def _real(rows: torch.Tensor, slots: Slots) -> torch.Tensor:
+    return rows if slots.tokens is None else rows.index_select(0, slots.tokens)
+
+
+def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as int8 [T, heads, D] and scales [T, heads]. A NaN reaches the scale, and from there whoever reads the
+    slot; its code may be anything."""
     wide = x.float()
     scales = wide.abs().amax(dim=-1) / _LARGEST_CODE
-    # a NaN reaches the scale, and from there whoever reads the slot; its code may be anything
     codes = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).round_().nan_to_num_(0.0)
-    part.data.index_put_(where, codes.flatten(1).to(torch.int8))
-    part.scales.index_put_(where, scales)
+    return codes.to(torch.int8), scales
 
 
-def gather(part: Part, block_ids: torch.Tensor, num_kv_heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """The blocks as dense values [blocks, block_size, num_kv_heads, D]."""
-    data = part.data.index_select(0, block_ids)
-    heads = data.view(*data.shape[:2], num_kv_heads, data.shape[2] // num_kv_heads)
-    if part.scales is None:
-        return heads.to(dtype)
-    return (heads * part.scales.index_select(0, block_ids)[..., None]).to(dtype)
+def gather(
+    cache: KVCache, layer: int, block_ids: torch.Tensor, unwritten: torch.Tensor | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The blocks' keys [positions, num_kv_heads, D] and values [positions, num_kv_heads, Dv], in order.
+
+    Positions named by `unwritten` are zeroed: slots that nobody has written since hold what their last owner left, and
+    a NaN there would pass through any mask.
+    """
+    spec, source = cache.spec, cache.layers[layer]
+    rows = source.rows.index_select(0, block_ids).flatten(0, 1)
+    if unwritten is not None:
+        rows.index_fill_(0, unwritten, 0)
+    key_width = spec.num_kv_heads * spec.head_dim
+    k = rows[:, :key_width].view(-1, spec.num_kv_heads, spec.head_dim)
+    v = rows[:, key_width:].view(-1, spec.num_kv_heads, spec.value_head_dim)
+    if source.scales is not None:
+        scales = source.scales.index_select(0, block_ids).flatten(0, 1)
+        if unwritten is not None:
+            scales.index_fill_(0, unwritten, 0.0)
+        k, v = (part * scale[..., None] for part, scale in zip((k, v), scales.chunk(2, dim=1), strict=True))
+    return k.to(dtype), v.to(dtype)

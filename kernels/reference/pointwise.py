@@ -9,14 +9,14 @@ from kernels.interface import Activation, RopeSpec
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, residual: torch.Tensor | None
+    x: torch.Tensor, weight: torch.Tensor, eps: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None
 ) -> None:
-    """Computed in float32 from the (rounded) sum with the residual."""
+    """Computed in float32 from the (rounded) sum with the residual. `eps` is a float32 scalar."""
     if residual is not None:
         x = residual.add_(x)
-    wide = x.float()
-    inverse = torch.mean(wide * wide, -1, keepdim=True).add_(eps).rsqrt_()
-    normalised = wide * inverse
+    norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
+    inverse = torch.addcmul(eps, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    normalised = x * inverse
     if out.dtype == torch.float32:
         torch.mul(normalised, weight, out=out)
     else:

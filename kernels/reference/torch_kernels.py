@@ -21,7 +21,7 @@ from kernels.interface import (
     SamplingBatch,
 )
 from kernels.reference import attention, linear, pointwise, sampling
-from kernels.reference.arrays import TORCH_DTYPES, from_host, to_host
+from kernels.reference.arrays import TORCH_DTYPES, from_host, side_by_side, to_host
 from kernels.reference.kv_cache import KVCache, block_bytes, locate_slots, new_kv_cache, store
 from kernels.reference.linear import LinearWeight
 
@@ -41,6 +41,7 @@ class TorchKernels(KernelSet):
         self.kv_dtype = dtype
         self._device = torch.device(device)
         self._weight_bytes = 0
+        self._scalars: dict[float, torch.Tensor] = {}  # constants of the model, as arrays
         self._step_plans: dict[Hashable, Any] | None = None  # within run()
         self._copy_stream: torch.cuda.Stream | None = None
         if self._device.type == "cpu":
@@ -69,9 +70,9 @@ class TorchKernels(KernelSet):
         return new_kv_cache(spec, self._device)
 
     def new_host_kv_cache(self, spec: KVCacheSpec) -> KVCache:
-        """Beside a GPU in pinned memory, without views of the parts."""
+        """Beside a GPU in pinned memory, without views of the layers."""
         cache = new_kv_cache(spec, torch.device("cpu"))
-        return cache if self._copy_stream is None else KVCache(spec, cache.blocks.pin_memory(), (), ())
+        return cache if self._copy_stream is None else KVCache(spec, cache.blocks.pin_memory(), ())
 
     def kv_block_bytes(self, spec: KVCacheSpec) -> int:
         return block_bytes(spec)
@@ -142,7 +143,7 @@ class TorchKernels(KernelSet):
         out: torch.Tensor,
         residual: torch.Tensor | None = None,
     ) -> None:
-        pointwise.rms_norm(x, weight, eps, out, residual)
+        pointwise.rms_norm(x, weight, self._scalar(eps), out, residual)
 
     def layer_norm(
         self,
@@ -199,14 +200,17 @@ class TorchKernels(KernelSet):
                 ("rope", cos_sin.data_ptr(), positions.data_ptr(), rope),
                 lambda: pointwise.rotation_rows(cos_sin, positions, rope),
             )
-            pointwise.rotate(q, cos, sin, rope)
-            pointwise.rotate(k, cos, sin, rope)
+            both = side_by_side(q, k)
+            if both is not None:
+                pointwise.rotate(both.view(q.shape[0], -1, q.shape[2]), cos, sin, rope)
+            else:
+                pointwise.rotate(q, cos, sin, rope)
+                pointwise.rotate(k, cos, sin, rope)
         block_size = kv_cache.spec.block_size
         slots = self._once_a_step(
             ("slots", slot_mapping.data_ptr(), block_size), lambda: locate_slots(slot_mapping, block_size)
         )
-        store(kv_cache.keys[layer], slots, k)
-        store(kv_cache.values[layer], slots, v)
+        store(kv_cache.layers[layer], slots, k, v)
 
     def paged_attention(
         self,
@@ -265,6 +269,12 @@ class TorchKernels(KernelSet):
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _scalar(self, value: float) -> torch.Tensor:
+        scalar = self._scalars.get(value)
+        if scalar is None:
+            scalar = self._scalars[value] = torch.tensor(value, dtype=torch.float32, device=self._device)
+        return scalar
 
     def _once_a_step(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """make()'s result, kept until the end of run(); outside of run() made anew each time."""

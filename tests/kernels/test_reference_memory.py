@@ -81,10 +81,9 @@ def test_a_token_is_stored_in_its_slot_of_its_layer_and_nowhere_else(reference: 
     q = reference.empty((3, 2, 3), reference.activation_dtype)
     slots = reference.upload(np.array([13, -1, 6], np.int64))
     reference.rope_and_store_kv(q, k, v, reference.upload(np.zeros(3, np.int32)), None, None, cache, 1, slots)
-    keys, values = reference.download(cache.keys[1].data), reference.download(cache.values[1].data)
+    rows = reference.download(cache.layers[1].rows)
     for row, block, offset in ((0, 3, 1), (2, 1, 2)):
-        np.testing.assert_array_equal(keys[block, offset], held_k[row].ravel())
-        np.testing.assert_array_equal(values[block, offset], held_v[row].ravel())
+        np.testing.assert_array_equal(rows[block, offset], np.concatenate((held_k[row].ravel(), held_v[row].ravel())))
     assert np.count_nonzero(reference.download(cache.blocks)) == 2 * 2 * (3 + 5)
 
 
@@ -112,7 +111,7 @@ def _resident_bytes() -> int:
 
 def test_the_cases_themselves_fill_what_nobody_owns_with_nan(reference_float32: KernelSet) -> None:
     batch = fill_cache(reference_float32, AttentionCase("one", ((1, 17),)))
-    keys = reference_float32.download(batch.cache.keys[1].data)
+    keys = reference_float32.download(batch.cache.layers[1].rows)
     assert np.isnan(keys[1:]).all(axis=-1).sum() == 4 * 16 - 17
 
 
@@ -131,7 +130,7 @@ def test_int8_blocks_hold_codes_and_a_scale_per_token_and_head(reference: Kernel
     reference.copy_blocks(cache, np.array([1], np.int32), np.array([3], np.int32))
     held = reference.download(v)
     for block in (1, 3):
-        codes = reference.download(cache.values[1].data)[block, 1:3].reshape(2, 2, 5)
-        scales = reference.download(cache.values[1].scales)[block, 1:3]
+        codes = reference.download(cache.layers[1].rows)[block, 1:3, 2 * 3 :].reshape(2, 2, 5)
+        scales = reference.download(cache.layers[1].scales)[block, 1:3, 2:]
         np.testing.assert_allclose(scales, np.abs(held).max(axis=-1) / 127, rtol=1e-6)
         assert (np.abs(codes * scales[..., None] - held) <= 0.501 * scales[..., None]).all()

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kernels.interface import Activation, DType, KernelSet, RopeSpec
+from kernels.interface import Activation, DType, KernelSet, KVCacheSpec, RopeSpec
 from tests.kernels import truth
 from tests.kernels.cases import (
     assert_close,
@@ -118,6 +118,29 @@ def test_a_high_position_is_not_rounded_to_the_activations_type(reference: Kerne
     assert_close(reference, reference.upload(rotated), truth.rope(x, positions, table, spec))
     rounded = truth.rope(x, np.array([99_840], np.int32), table, spec)
     assert np.abs(rotated - rounded).max() > 0.1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_slices_of_one_buffer_are_rotated_and_stored_like_arrays_of_their_own(
+    reference: KernelSet, apart: bool
+) -> None:
+    """Queries, keys and values side by side in one row, as a fused projection leaves them."""
+    spec, table = RopeSpec(16), cos_sin_table(50, 16)
+    qkv, held = put(reference, normal(6, (4 + 2) * 16 + 2 * 8))
+    q, k = qkv[:, :64].reshape(6, 4, 16), qkv[:, 64:96].reshape(6, 2, 16)
+    v = qkv[:, 96:].reshape(6, 2, 8)
+    if apart:
+        q, k, v = (put(reference, reference.download(part))[0] for part in (q, k, v))
+    cache = reference.new_kv_cache(KVCacheSpec(1, 2, 16, 2, 16, 8, reference.kv_dtype))
+    positions = np.arange(20, 26, dtype=np.int32)
+    slots = reference.upload(np.arange(16, 22))
+    reference.rope_and_store_kv(q, k, v, reference.upload(positions), reference.upload(table), spec, cache, 0, slots)
+    expected_k = truth.rope(held[:, 64:96].reshape(6, 2, 16), positions, table, spec)
+    assert_close(reference, q, truth.rope(held[:, :64].reshape(6, 4, 16), positions, table, spec))
+    assert_close(reference, k, expected_k)
+    stored = cache.layers[0].rows[1, :6]
+    assert_close(reference, stored[:, :32], expected_k.reshape(6, 32))
+    np.testing.assert_array_equal(reference.download(stored[:, 32:]), held[:, 96:])
 
 
 def test_no_tokens_are_legal_everywhere(reference: KernelSet) -> None:
