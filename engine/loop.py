@@ -158,11 +158,7 @@ class EngineLoop:
                 if not self._in_flight:
                     raise EngineError("the scheduler has work and plans nothing")
                 break
-            seqs = output.seqs
-            begun = StepBegun(
-                output.step_id, tuple([seq.seq_id for seq in seqs]), tuple([len(seq.token_ids) for seq in seqs])
-            )
-            self._link.send(begun)
+            self._link.send(_announce(output))
             ticket = self._executor.submit(output)
             self._in_flight.append(_InFlight(output, ticket, begun_at, submitted_at, self._gap(begun_at)))
 
@@ -191,6 +187,21 @@ class EngineLoop:
         ended_at = self._clock()
         self._publish_seconds = ended_at - updated_at
         self._step_ended_at = ended_at if self.busy else None
+
+
+def _announce(output: SchedulerOutput) -> StepBegun:
+    """What a step is about to do."""
+    seqs = output.seqs
+    return StepBegun(
+        output.step_id,
+        tuple([seq.seq_id for seq in seqs]),
+        tuple([len(seq.token_ids) for seq in seqs]),
+        admitted=tuple([seq.seq_id for seq in seqs if seq.record is not None]),
+        forgotten=output.forget,
+        blocks_copied=len(output.block_copies),
+        blocks_swapped_out=len(output.swap_out),
+        blocks_swapped_in=len(output.swap_in),
+    )
 
 
 def _refusals(request: GenerationRequest, message: str, kind: ErrorKind) -> list[RequestUpdate]:

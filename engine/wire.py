@@ -90,6 +90,11 @@ class StepBegun(msgspec.Struct, frozen=True, array_like=True, tag="step_begun"):
     step_id: int
     seq_ids: tuple[SeqId, ...]
     num_tokens: tuple[int, ...]  # that each of them runs
+    admitted: tuple[SeqId, ...] = ()  # of them, those that are new or have come back
+    forgotten: tuple[SeqId, ...] = ()  # those that have ended or were preempted since the step before
+    blocks_copied: int = 0  # on write
+    blocks_swapped_out: int = 0
+    blocks_swapped_in: int = 0
 
 
 class StepDone(msgspec.Struct, frozen=True, array_like=True, tag="step_done"):

@@ -31,7 +31,7 @@ def done(events: list[Any]) -> StepDone:
 
 def test_a_step_begins_runs_and_tells_in_one_frame(bench: MakeBench) -> None:
     begun, finished = bench(**ECHO).step(Submit(REQUEST))
-    assert begun == StepBegun(1, (SeqId(1, 0),), (3,))
+    assert begun == StepBegun(1, (SeqId(1, 0),), (3,), admitted=(SeqId(1, 0),))
     assert finished.updates == (RequestUpdate(1, 0, (11,)),)
     stats = finished.stats
     assert (stats.step_id, stats.num_running, stats.num_prefill_tokens, stats.num_decode_tokens) == (1, 1, 3, 0)
@@ -132,7 +132,7 @@ def test_a_step_that_fails_as_a_whole_comes_out_of_step(bench: MakeBench) -> Non
     engine = bench(faults=(Fault("raise", step=1),))
     with pytest.raises(RuntimeError):
         engine.step(Submit(REQUEST))
-    assert engine.link.take() == [StepBegun(1, (SeqId(1, 0),), (3,))]
+    assert engine.link.take() == [StepBegun(1, (SeqId(1, 0),), (3,), admitted=(SeqId(1, 0),))]
 
 
 def test_pings_are_answered_in_order_with_the_steps(bench: MakeBench) -> None:

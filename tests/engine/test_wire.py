@@ -93,7 +93,7 @@ COMMANDS: list[Command] = [
 EVENTS: list[Event] = [
     Loading(LoadProgress("reading", 0.5)),
     Ready(INFO),
-    StepBegun(3, (SeqId(1, 0), SeqId(2, 1)), (1, 7)),
+    StepBegun(3, (SeqId(1, 0), SeqId(2, 1)), (1, 7), (SeqId(2, 1),), (SeqId(9, 0),), 1, 2, 3),
     StepDone((UPDATE, RequestUpdate(2, 0, (3,))), STATS),
     News((UPDATE,), STATS),
     Pong(7),
