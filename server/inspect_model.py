@@ -10,13 +10,17 @@ from pathlib import Path
 from engine.hardware import available_memory_bytes
 from engine.models.inspect import inspect_model, render
 from server.model_store import ModelNotFound, resolve_model
+from server.packaged_models import listing
 from server.settings import DEFAULT_MODEL, load_settings
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report; 0 if the model can be served, else 1."""
     parser = argparse.ArgumentParser(
-        prog="octavo inspect", description="What a model's files hold, what they need, and whether that fits here."
+        prog="octavo inspect",
+        description="What a model's files hold, what they need, and whether that fits here.",
+        epilog=f"known names:\n{listing()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="folder, .gguf file, Hub id or known name")
     parser.add_argument("--cache-dir", type=Path, help="where downloaded models are kept (also OCTAVO_CACHE)")

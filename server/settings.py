@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     model: str = _field(
         DEFAULT_MODEL,
         "model",
-        f"folder in Hugging Face layout, .gguf file, Hub id (org/name), or {DEFAULT_MODEL}",
+        "folder in Hugging Face layout, .gguf file, Hub id (org/name), or a name from the list below",
     )
     served_model_name: tuple[str, ...] = _field(
         (), "model", "name clients use for the model; repeat for aliases [the model's own name]"
@@ -57,6 +57,9 @@ class Settings(BaseSettings):
         default_factory=_default_cache_dir,
         description="where downloaded models are kept (also OCTAVO_CACHE)",
         json_schema_extra={"group": "model"},
+    )
+    load_format: Literal["auto", "dummy"] = _field(
+        "auto", "model", "dummy: random weights of the model's shapes, to measure without the model"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = _field("auto", "model", "compute type")
     max_model_len: int | None = _field(

@@ -27,7 +27,8 @@ Report = Callable[[LoadProgress], None]
 async def load_model(settings: Settings, report: Report) -> ServedModel:
     """Everything from `--model` to an engine that serves. Raises ModelNotFound, EngineError."""
     report(LoadProgress("finding the model", 0.0))
-    files = await asyncio.to_thread(resolve_model, settings.model, settings.cache_dir)
+    with_weights = settings.load_format != "dummy"
+    files = await asyncio.to_thread(resolve_model, settings.model, settings.cache_dir, with_weights)
     client = EngineClient(engine_config(settings, files.path))
     await client.start()
     watching = asyncio.create_task(_watch(client, report))
@@ -61,6 +62,7 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
     """What the settings ask of the engine."""
     return EngineConfig(
         model=str(model_path),
+        load_format=settings.load_format,
         dtype=settings.dtype,
         kernels=settings.kernels,
         device=settings.device,

@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
 
-    path = model_store.default_model_path()
+    path = model_store.packaged_model_path()
     kernels = select("cpu", DType(options.dtype), options.kernels, options.threads)
     decoder = load_model(open_model(path), kernels, max_model_len=2048, max_num_batched_tokens=1024)
     oracle = load_default_model(path, getattr(torch, options.dtype))
