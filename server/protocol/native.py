@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from server.protocol.common import RequestModel, SamplingFields, TokenIds, WireModel
+
+
+def _false(value: bool) -> bool:
+    if value:
+        raise ValueError("only false")
+    return value
+
+
+# Not Literal[False], which takes 0, too.
+OnlyFalse = Annotated[bool, AfterValidator(_false), Field(json_schema_extra={"const": False})]
 
 
 class GenerateRequest(SamplingFields):
     prompt: Annotated[str | TokenIds, Field(union_mode="left_to_right")] = Field(description="A string or token ids.")
     max_tokens: int | None = Field(None, ge=0, description="Default 128.")
-    n: Literal[1] | None = Field(None, description="Only 1.")
-    stream: Literal[False] | None = Field(None, description="/generate/stream streams.")
+    n: int | None = Field(None, ge=1, le=1, description="Only 1.")
+    stream: OnlyFalse | None = Field(None, description="/generate/stream streams.")
     stream_options: None = Field(None, description="Refused: the last event has the totals anyway.")
     prompt_logprobs: None = Field(None, description="Refused: /v1/completions has them.")
     return_token_ids: bool | None = Field(None, description="Accepted; the ids are always there.")

@@ -157,6 +157,16 @@ async def test_native_generate() -> None:
     assert 0 < body["first_token_seconds"] <= body["latency_seconds"]
 
 
+@pytest.mark.parametrize(("field", "value"), [("stream", 0), ("stream", True), ("n", True), ("n", 2), ("n", 1.0)])
+async def test_native_fields_that_take_one_value_take_no_other(field: str, value: object) -> None:
+    """Found by schemathesis: 0 passed for false, and true for 1."""
+    async with toy_server() as toy:
+        refused = await toy.post("/generate", {"prompt": "ab", field: value})
+        batch = await toy.post("/generate/batch", {"requests": [{"prompt": "ab", field: value}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert batch.status_code == 400
+
+
 async def test_native_stream_tells_each_token_and_ends_with_the_totals() -> None:
     async with toy_server(ToyEngine(saying("é!"))) as toy:
         response = await toy.post("/generate/stream", prompt="ab")
