@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.types import KVGroupStats, StepStats
@@ -83,15 +85,28 @@ def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterat
             yield Sample(name, (), totals[name] + life.dropped_tokens)
         elif name != "parked":
             yield Sample(name, (), totals[name])
-    groups = stats.kv_groups if stats is not None else ()
-    for number, group in enumerate(groups):
+    for number, group in enumerate(stats.kv_groups if stats is not None else ()):
         for state in KV_STATES:
             yield Sample("kv_blocks", (str(number), state), getattr(group, state))
-    yield Sample("kv_usage_ratio", (), max(map(_usage, groups), default=0.0))
+    yield Sample("kv_usage_ratio", (), usage_ratio(stats))
     yield Sample("oldest_waiting_seconds", (), life.longest_wait_seconds)
     yield Sample("engine_restarts", (), life.restarts)
     yield Sample("replayed_choices", (), life.replayed_choices)
     yield Sample("failed_choices", (), life.failed_choices)
+
+
+def usage_ratio(stats: StepStats | None) -> float:
+    """Share of the KV blocks that live requests hold, of the fullest group; 0 … 1."""
+    return max(map(_usage, stats.kv_groups), default=0.0) if stats is not None else 0.0
+
+
+def resident_bytes(pid: int | str) -> int | None:
+    """Memory of a process; None where the system does not tell."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * resource.getpagesize()
 
 
 def _usage(group: KVGroupStats) -> float:

@@ -280,7 +280,7 @@ class Generation:
         usage = self.usage
         facts: dict[str, object] = {
             "choices": len(self._choices),
-            "max_tokens": self.plan.sampling.max_tokens,
+            "max_tokens": max(prompt.max_tokens for prompt in self.plan.prompts),
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "generation_tokens": usage.completion_tokens,

@@ -6,9 +6,10 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.types import LoadProgress, StepStats
-from monitoring.engine_state import EngineLife
+from monitoring.engine_state import EngineLife, resident_bytes, usage_ratio
 from monitoring.metrics import Metrics
 from server.access import KeyRing
 from server.admission import Admission
@@ -96,6 +97,25 @@ class Server:
     def ready(self) -> bool:
         """Whether a request would be served now."""
         return self.model is not None and not self.draining and self.model.engine.status.ready
+
+    def figures(self) -> dict[str, Any]:
+        """What /health says beside that the process lives."""
+        step, life = self.latest_step(), self.engine_life()
+        info = self.model.engine.info if self.model is not None else None
+        return {
+            "ready": self.ready,
+            "uptime_seconds": round(time.monotonic() - self.started_at, 1),
+            "running": step.num_running if step is not None else 0,
+            "waiting": step.num_waiting if step is not None else 0,
+            "oldest_waiting_seconds": round(life.longest_wait_seconds, 3),
+            "engine_restarts": life.restarts,
+            "memory": {
+                "server_bytes": resident_bytes("self"),
+                "engine_bytes": None if life.pid is None else resident_bytes(life.pid),
+                "kv_cache_bytes": info.kv_cache_bytes if info is not None else 0,
+                "kv_usage_ratio": round(usage_ratio(step), 4),
+            },
+        }
 
     def not_ready_reason(self) -> str:
         """Fit for a client."""

@@ -173,6 +173,11 @@ async def test_preemptions_lose_no_token_and_are_counted() -> None:
         counted = await asyncio.gather(*[usage(served, prompt=f"{k}" * 30, max_tokens=60) for k in range(4)])
         stats = served.engine.stats()
         found = await served.metrics()
+        health = (await served.http.get("/health")).json()
+    assert (health["ready"], health["running"], health["waiting"], health["engine_restarts"]) == (True, 0, 0, 0)
+    assert health["uptime_seconds"] > 0
+    assert health["memory"]["server_bytes"] > health["memory"]["engine_bytes"] > 1 << 20
+    assert health["memory"]["kv_usage_ratio"] == 0
     assert [each["completion_tokens"] for each in counted] == [60] * 4
     assert stats is not None
     assert stats.preemptions_total > 0

@@ -43,7 +43,8 @@ async def test_while_the_model_loads_requests_get_503_and_progress() -> None:
         assert (await http.get("/v1/models")).status_code == 503
         ready = await http.get("/ready")
         assert (ready.status_code, ready.json()["status"]) == (503, "not ready")
-        assert (await http.get("/health")).json() == {"status": "ok"}
+        health = (await http.get("/health")).json()
+        assert (health["status"], health["ready"], health["running"], health["waiting"]) == ("ok", False, 0, 0)
         assert "octavo_ready 0.0" in (await http.get("/metrics")).text
         done.set()
         while app.state.server.model is None:  # noqa: ASYNC110  # one turn of the loop
