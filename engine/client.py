@@ -16,6 +16,7 @@ from types import TracebackType
 
 from engine.config import EngineConfig
 from engine.errors import EngineDead, EngineDraining, EngineUnavailable
+from engine.flight_recorder import Record
 from engine.inflight import Entry, InFlight
 from engine.supervisor import Counters, EngineState, Supervisor, SupervisorOptions
 from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
@@ -240,6 +241,10 @@ class EngineClient:
     def engine_pid(self) -> int | None:
         """Of the engine process, while there is one."""
         return self._supervisor.pid
+
+    def flight_record(self) -> Record:
+        """What is known of the engine, its last steps and the open requests: JSON, numbers only."""
+        return self._supervisor.flight_record()
 
     def stats(self) -> StepStats | None:
         """The engine's state after the latest step, abort or reset; None before the first of its life."""

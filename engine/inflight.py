@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from engine.core.plan import SeqId
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate
@@ -141,6 +142,31 @@ class InFlight:
         """Of the oldest request that no engine has run yet; 0 if there is none."""
         oldest = next((entry for entry in self._entries.values() if entry.begun_at is None), None)
         return 0.0 if oldest is None else time.monotonic() - oldest.accepted_at
+
+    def records(self) -> list[dict[str, Any]]:
+        """The open requests in numbers, oldest first: JSON."""
+        return [
+            {
+                "request_id": entry.request.request_id,
+                "tenant": entry.request.tenant,
+                "priority": entry.request.priority,
+                "prompt_tokens": len(entry.request.prompt_token_ids),
+                "max_tokens": entry.request.sampling.max_tokens,
+                "choices": [
+                    {
+                        "index": choice.seq_id.choice_index,
+                        "output_tokens": len(choice.output_token_ids),
+                        "in_engine": choice.submitted,
+                        "replayed": choice.replayed,
+                        "aborted": choice.aborted,
+                        "finished": choice.finished,
+                        "deaths": choice.deaths,
+                    }
+                    for choice in entry.choices.values()
+                ],
+            }
+            for entry in self._entries.values()
+        ]
 
     # --- news --------------------------------------------------------------------------------------------------------
 

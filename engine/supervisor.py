@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 from engine.child import Death, EngineProcess
 from engine.config import EngineConfig
 from engine.core.plan import SeqId
 from engine.errors import ConfigError, EngineDead, EngineError, ModelError
+from engine.flight_recorder import FlightRecorder, Record, write_dump
 from engine.inflight import Choice, Entry, InFlight
 from engine.recovery import Recovery, RecoveryOptions
 from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
@@ -65,6 +68,8 @@ class SupervisorOptions:
     limits: Limits = field(default_factory=Limits)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     shutdown_seconds: float = 10.0  # for a ready engine to exit by itself
+    flight_steps: int = 256  # the last so many steps are remembered
+    flight_folder: Path | None = None  # where they are written down when the engine dies; None = nowhere
 
 
 @dataclass(slots=True)
@@ -104,6 +109,7 @@ class Supervisor:
         self._table = table
         self._on_step = on_step
         self._recovery = Recovery(options.recovery)
+        self._recorder = FlightRecorder(options.flight_steps)
         self._closing = asyncio.Event()
         self._changed = asyncio.Event()  # something arrived, or the engine was lost
         self._life = 0
@@ -132,6 +138,22 @@ class Supervisor:
         """Send a new request to the engine, or leave it in the table for the next one."""
         if self.state is EngineState.READY:
             self._send_requests(self._table.take(entry))
+
+    def flight_record(self) -> Record:
+        """What is known of the engine, its last steps and the open requests: JSON."""
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "life": self._life,
+            "pid": self.pid,
+            "config": asdict(self._config),
+            "info": None if self.info is None else asdict(self.info),
+            "counters": asdict(self.counters),
+            "stats": None if self.stats is None else asdict(self.stats),
+            "steps_under_way": list(self._running),
+            "open_requests": self._table.records(),
+            "steps": self._recorder.records(),
+        }
 
     def close(self) -> None:
         """Let `run` end: the engine is told to exit, and killed if it does not."""
@@ -210,10 +232,11 @@ class Supervisor:
     async def _after_death(self, death: Death) -> None:
         """Find who is to blame, then wait as long as the history asks for."""
         reason = f"the engine {death.description}" + (f" ({self._fatal.message})" if self._fatal else "")
+        self.reason = reason
+        await self._write_flight_record()
         if not death.from_outside:
             self._blame(reason)
         decision = self._recovery.death(asyncio.get_running_loop().time())
-        self.reason = reason
         self.counters.restarts += 1
         if decision.open:
             self.state = EngineState.BROKEN
@@ -224,6 +247,13 @@ class Supervisor:
         )
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._closing.wait(), decision.delay_seconds)
+
+    async def _write_flight_record(self) -> None:
+        folder = self._options.flight_folder
+        if folder is not None:
+            path = await asyncio.to_thread(write_dump, folder, self.flight_record())
+            if path is not None:
+                logger.error("its last steps are in %s", path)
 
     def _blame(self, reason: str) -> None:
         running = {seq_id for step in self._running.values() for seq_id in step.seq_ids}
@@ -273,6 +303,7 @@ class Supervisor:
             case StepDone(updates, stats):
                 self._watchdog.step_done()
                 begun = self._running.pop(stats.step_id)
+                self._recorder.done(stats, time.time())
                 self._deliver(updates)
                 self.stats = stats
                 self._on_step(stats, begun)
@@ -280,6 +311,7 @@ class Supervisor:
                 self._watchdog.step_begun()
                 self._table.note_begun(seq_ids)
                 self._running[step_id] = event
+                self._recorder.begun(self._life, event, time.time())
             case News(updates, stats):
                 self._deliver(updates)
                 self.stats = stats
