@@ -87,7 +87,8 @@ def held(x: Floats, dtype: DType) -> Floats:
     if dtype is DType.BFLOAT16:
         return x.astype(ml_dtypes.bfloat16).astype(np.float32)
     top = np.abs(x).max(axis=-1, keepdims=True)
-    return (np.rint(x * (np.float32(127) / top)) * (top / np.float32(127))).astype(np.float32)
+    codes: Floats = np.rint(x * (np.float32(127) / top))
+    return codes * (top / np.float32(127))
 
 
 def spec_of(case: AttentionCase) -> AttentionSpec:

@@ -4,6 +4,7 @@
 //
 #include "isa/kernels.h"
 //
+#include "isa/amx_attention.h"
 #include "isa/amx_linear.h"
 
 namespace octavo {
@@ -15,6 +16,8 @@ constexpr KernelTable make_amx_table() {
   t.to_bf16 = OCTAVO_ISA::amx_to_bf16;
   t.linear = OCTAVO_ISA::amx_linear;
   t.linear_scratch = OCTAVO_ISA::amx_linear_scratch;
+  t.attend = OCTAVO_ISA::amx_attend;
+  t.attention_scratch = OCTAVO_ISA::tile_attention_scratch;
   t.leave = OCTAVO_ISA::leave_tiles;
   return t;
 }

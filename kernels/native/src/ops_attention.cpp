@@ -6,7 +6,7 @@
 namespace octavo {
 namespace {
 
-constexpr int64_t kTileRows = 48;        // (token, head) rows that share one walk over the keys
+constexpr int64_t kTileRows = 64;        // (token, head) rows that share one walk over the keys
 constexpr int64_t kTilesPerThread = 4;   // with fewer tiles than this, split them along the keys
 
 class AttentionOp final : public Op {

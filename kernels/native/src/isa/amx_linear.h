@@ -26,8 +26,6 @@ inline float output_scale(const LinearArgs& a) {
   return a.part.kind == WeightKind::bf16 ? 1.0f / a.x_scale : 1.0f;
 }
 
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 inline int64_t panel_bytes(int64_t k) { return (k + kGroup - 1) / kGroup * kTileBytes; }
 
 int64_t amx_linear_scratch(int64_t k) { return 4 * kTileBytes + 2 * panel_bytes(k); }
@@ -116,14 +114,12 @@ inline void expand_block(const WeightPart& w, int64_t block, Place place, Then t
 
 inline bool stores_tiles(const LinearArgs& a) { return !a.bias && !a.out_rows && output_scale(a) == 1.0f; }
 
-// Sums of tile T, `rows` of them wanted: straight to the output where they can, else by way of `sums`.
-template <int T> inline void store_tile(const LinearArgs& a, int64_t row, int64_t rows, bool whole, int64_t block, float* sums) {
+// A tile of sums, `rows` of them wanted: straight to the output where it can, else by way of `sums`.
+template <typename Write>
+inline void store_tile(const LinearArgs& a, int64_t row, int64_t rows, bool whole, int64_t block, float* sums, Write write) {
   float* out = a.out + row * a.out_stride + a.part.n_offset + block * kLanes;
-  if (whole && stores_tiles(a) && (block + 1) * kLanes <= a.part.n) {
-    write_tile<T>(out, a.out_stride * 4);
-    return;
-  }
-  write_tile<T>(sums, 64);
+  if (whole && stores_tiles(a) && (block + 1) * kLanes <= a.part.n) return write(out, a.out_stride * 4);
+  write(sums, 64);
   const F scale = set1(output_scale(a));
   for (int64_t r = 0; r < rows; ++r) store_output(a, row + r, block, load(sums + 16 * r) * scale);
 }
@@ -151,40 +147,10 @@ template <WeightKind K> void few_rows(const LinearArgs& a, int64_t row, int64_t 
         });
     multiply(steps - 1, ring + (steps - 1) % kRing * kTileBytes);
   }
-  store_tile<0>(a, row, rows, true, block, sums);
+  store_tile(a, row, rows, true, block, sums, [](float* out, int64_t stride) { _tile_stored(0, out, stride); });
 }
 
 // ---- many rows: two blocks are expanded once, then tiles of 32 rows and 32 outputs ------------------------------
-
-template <int R> void many_rows(const LinearArgs& a, int64_t row, int64_t row_end, int64_t block, const uint8_t* const panels[2]) {
-  const int64_t steps = a.part.k_padded / kGroup;
-  const uint16_t* x = a.x_bf16 + row / kTileRows * steps * kTileElements;
-  const int64_t blocks = panels[0] == panels[1] ? 1 : 2;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t s = 0; s < steps; ++s) {
-    _tile_loadd(4, x + s * kTileElements, 64);
-    _tile_loadd(6, panels[0] + s * kTileBytes, 64);
-    _tile_loadd(7, panels[1] + s * kTileBytes, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if constexpr (R > 1) {
-      _tile_loadd(5, x + (steps + s) * kTileElements, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  auto* sums = reinterpret_cast<float*>(a.scratch);
-  const auto rows_of = [&](int64_t tile) { return least(kTileRows, row_end - row - tile * kTileRows); };
-  store_tile<0>(a, row, rows_of(0), rows_of(0) == kTileRows, block, sums);
-  if (blocks > 1) store_tile<1>(a, row, rows_of(0), rows_of(0) == kTileRows, block + 1, sums);
-  if constexpr (R > 1) {
-    store_tile<2>(a, row + kTileRows, rows_of(1), rows_of(1) == kTileRows, block, sums);
-    if (blocks > 1) store_tile<3>(a, row + kTileRows, rows_of(1), rows_of(1) == kTileRows, block + 1, sums);
-  }
-}
 
 template <WeightKind K> const uint8_t* panel(const LinearArgs& a, int64_t block, int64_t which) {
   if constexpr (K == WeightKind::bf16) return a.part.codes + block * panel_bytes(a.part.k);
@@ -193,23 +159,32 @@ template <WeightKind K> const uint8_t* panel(const LinearArgs& a, int64_t block,
   return out;
 }
 
-template <WeightKind K> void tile_blocks(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
+template <WeightKind K>
+void many_rows(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t block, int64_t blocks) {
+  const int64_t steps = a.part.k_padded / kGroup;
+  const uint8_t* const panels[2] = {panel<K>(a, block, 0), blocks > 1 ? panel<K>(a, block + 1, 1) : nullptr};
+  auto* sums = reinterpret_cast<float*>(a.scratch);
+  for (int64_t row = row_begin; row < row_end; row += 2 * kTileRows) {
+    const auto* x = reinterpret_cast<const uint8_t*>(a.x_bf16 + row / kTileRows * steps * kTileElements);
+    tile_product(
+        row_end - row > kTileRows ? 2 : 1, blocks, x, steps * kTileBytes, steps,
+        [&](int64_t s, int c) { return TileAt{panels[c] + s * kTileBytes, 64}; },
+        [&](int64_t r, int64_t c, auto write) {
+          const int64_t first = row + r * kTileRows, left = least(kTileRows, row_end - first);
+          store_tile(a, first, left, left == kTileRows, block + c, sums, write);
+        });
+  }
+}
+
+template <WeightKind K>
+void tile_blocks(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
   const int64_t rows = row_end - row_begin;
-  use_tiles(static_cast<int32_t>(rows < kTileRows ? rows : kTileRows), kGroup);
-  if (rows <= kTileRows) {
+  use_tiles(rows);
+  if (rows <= kTileRows)
     for (int64_t block = begin; block < end; ++block) few_rows<K>(a, row_begin, rows, block);
-    return;
-  }
-  for (int64_t block = begin; block < end; block += 2) {
-    const uint8_t* first = panel<K>(a, block, 0);
-    const uint8_t* const panels[2] = {first, block + 1 < end ? panel<K>(a, block + 1, 1) : first};
-    for (int64_t row = row_begin; row < row_end; row += 2 * kTileRows) {
-      if (row_end - row > kTileRows)
-        many_rows<2>(a, row, row_end, block, panels);
-      else
-        many_rows<1>(a, row, row_end, block, panels);
-    }
-  }
+  else
+    for (int64_t block = begin; block < end; block += 2)
+      many_rows<K>(a, row_begin, row_end, block, least(2, end - block));
 }
 
 void amx_linear(const LinearArgs& a, int64_t row_begin, int64_t row_end, int64_t begin, int64_t end) {
