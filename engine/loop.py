@@ -71,6 +71,7 @@ class EngineLoop:
         self._clock = clock
         self._in_flight: deque[_InFlight] = deque()
         self._stopping = False
+        self._expert_tokens_total: tuple[int, ...] = ()
         self._publish_seconds = 0.0  # of the latest step
         self._step_ended_at: float | None = None  # the latest one, if there was work left behind it
 
@@ -132,7 +133,12 @@ class EngineLoop:
                 case Configure():
                     raise ValueError("the engine is configured already")
         if news or changed:
-            stats = replace(self._scheduler.stats(), num_prefill_tokens=0, num_decode_tokens=0)
+            stats = replace(
+                self._scheduler.stats(),
+                num_prefill_tokens=0,
+                num_decode_tokens=0,
+                expert_tokens_total=self._expert_tokens_total,
+            )
             self._link.send(News(tuple(news), stats))
 
     def _add(self, request: GenerationRequest) -> list[RequestUpdate]:
@@ -171,6 +177,7 @@ class EngineLoop:
     def _finish_step(self, step: _InFlight) -> None:
         result = self._executor.collect(step.ticket)
         collected_at = self._clock()
+        self._expert_tokens_total = result.expert_tokens_total
         updates = self._scheduler.update(step.output, result)
         updated_at = self._clock()
         stats = replace(
@@ -182,6 +189,7 @@ class EngineLoop:
             update_seconds=updated_at - collected_at,
             publish_seconds=self._publish_seconds,
             gap_seconds=step.gap_seconds,
+            expert_tokens_total=self._expert_tokens_total,
         )
         self._link.send(StepDone(tuple(updates), stats))
         ended_at = self._clock()

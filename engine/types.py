@@ -143,6 +143,8 @@ class StepStats:
     parked_total: int = 0  # preemptions after which the KV waited in the host's memory
     swapped_out_blocks_total: int = 0  # copied to the host's memory, evicted prefixes too
     swapped_in_blocks_total: int = 0
+    # Tokens that each expert of a mixture has taken, all layers together; () for a model without. The loop adds it.
+    expert_tokens_total: tuple[int, ...] = ()
     schedule_seconds: float = 0.0  # the times are filled in by the loop
     execute_seconds: float = 0.0
     update_seconds: float = 0.0

@@ -109,6 +109,7 @@ class StepResult:
 
     step_id: int
     results: tuple[SeqResult, ...]
+    expert_tokens_total: tuple[int, ...] = ()  # as in StepStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class ModelRunner:
         self._head = OutputHead(kernels, decoder, self._table)
         self._states: dict[SeqId, SequenceState] = {}
         self._free_slots = list(reversed(range(max_num_seqs)))
+        self._expert_tokens = np.zeros(decoder.config.moe.num_experts if decoder.config.moe else 0, np.int64)
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         """Run a step to its end. What fails for one sequence is an error in its result."""
@@ -68,11 +69,12 @@ class ModelRunner:
         self._move_blocks(output.swap_in, self._host_kv_caches, self._kv_caches)
         self._copy_blocks(output.block_copies)
         if not output.seqs:
-            return StepResult(output.step_id, ())
+            return StepResult(output.step_id, (), self._count_experts(0))
         states = [self._admit(seq) for seq in output.seqs]
         layout = self._lay_out(output.seqs, states)
         hidden = self._decoder.forward(layout.batch)
-        return StepResult(output.step_id, tuple(self._read_out(output.seqs, states, layout, hidden)))
+        results = tuple(self._read_out(output.seqs, states, layout, hidden))
+        return StepResult(output.step_id, results, self._count_experts(layout.batch.num_tokens))
 
     def warm_up(self, num_tokens: int = 1) -> None:
         """Run tokens into the null block: libraries set themselves up now and not in somebody's first step."""
@@ -154,6 +156,14 @@ class ModelRunner:
             _result(seq, state, drawn.get(index), about_prompts.get(index, []), vectors.get(index, ()))
             for index, (seq, state) in enumerate(zip(seqs, states, strict=True))
         ]
+
+    def _count_experts(self, num_tokens: int) -> tuple[int, ...]:
+        """Tokens that each expert has taken so far, this step's included; () for a model without experts."""
+        counts = self._decoder.expert_counts(num_tokens)
+        if counts is None:
+            return ()
+        self._expert_tokens += counts.sum(axis=0)
+        return tuple(self._expert_tokens.tolist())
 
     def _pool(
         self, seqs: Sequence[ScheduledSeq], states: Sequence[SequenceState], hidden: Array

@@ -14,7 +14,7 @@ from engine.core.plan import SeqId
 from engine.link import LinkClosed
 from engine.loop import EngineLoop
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate, SamplingParams
-from engine.wire import Abort, Command, Ping, Pong, Shutdown, StepBegun, StepDone, Submit
+from engine.wire import Abort, Command, News, Ping, Pong, Shutdown, StepBegun, StepDone, Submit
 
 MakeBench = Callable[..., Any]
 
@@ -65,6 +65,22 @@ def test_the_times_of_a_step_are_filled_in(bench: MakeBench) -> None:
     loop.step()
     stats = done(engine.link.take()).stats
     assert (stats.publish_seconds, stats.gap_seconds) == (0.25, 2.0)
+
+
+def test_the_tokens_of_experts_are_told_with_and_without_a_step(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = bench(**ECHO)
+    collect = engine.executor.collect
+    totals = iter([(1, 5), (4, 8)])
+    monkeypatch.setattr(
+        engine.executor, "collect", lambda ticket: replace(collect(ticket), expert_tokens_total=next(totals))
+    )
+    assert done(engine.step(Submit(REQUEST))).stats.expert_tokens_total == (1, 5)
+    assert done(engine.step()).stats.expert_tokens_total == (4, 8)
+    [news] = engine.step(Abort(1))
+    assert isinstance(news, News)
+    assert news.stats.expert_tokens_total == (4, 8)
 
 
 def test_idle_time_is_no_gap(bench: MakeBench) -> None:

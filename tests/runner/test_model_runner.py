@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core.plan import BlockCopy, BlockTableTail, ScheduledSeq, SchedulerOutput, SeqId, SeqResult
+from engine.models.config import MoEConfig
 from engine.models.decoder import Decoder
 from engine.runner.head import TILE_ROWS
 from engine.types import FinishReason, GenerationRequest, Pooling, SamplingParams
@@ -51,6 +52,33 @@ def test_greedy_tokens_are_the_decoders(kernels: KernelSet, windows: tuple[int |
     requests = [request(k, PROMPT[k : 100 + 7 * k], 20) for k in range(3)]
     expected = [greedy_reference(decoder, kernels, one.prompt_token_ids, 20) for one in requests]
     assert harness.tokens(*requests) == expected
+
+
+def test_tokens_of_each_expert_are_counted_over_all_steps(kernels: KernelSet) -> None:
+    """Two sparse layers, two of five experts a token; neither the first run at the start nor buffers' ends count."""
+    decoder = tiny_decoder(kernels, (None, None, None), MoEConfig(5, 2, intermediate_size=16, normalize=True))
+    harness = Harness(decoder, kernels, budget=64)
+    harness.runner.warm_up()
+    harness.add(request(0, PROMPT[:90], 3), request(1, PROMPT[50:70], 4))
+    expected = np.zeros(5, np.int64)
+    num_tokens = 0
+    while harness.scheduler.has_work():
+        output = harness.scheduler.schedule()
+        result = harness.runner.execute(output)
+        step_tokens = sum(len(seq.token_ids) for seq in output.seqs)
+        counts = decoder.expert_counts(step_tokens)
+        assert counts is not None
+        expected += counts.sum(axis=0)
+        num_tokens += step_tokens
+        assert result.expert_tokens_total == tuple(expected.tolist())
+        harness.hear(harness.scheduler.update(output, result))
+    assert expected.sum() == num_tokens * 2 * 2
+    assert expected.max() < num_tokens * 2  # not all went the same way
+
+
+def test_a_dense_model_tells_of_no_experts(harness: Harness) -> None:
+    harness.add(request(0, PROMPT[:4], 1))
+    assert harness.runner.execute(harness.scheduler.schedule()).expert_tokens_total == ()
 
 
 def test_two_steps_under_way_give_the_same_tokens(tiny_model: Decoder, kernels: KernelSet) -> None:

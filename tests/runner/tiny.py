@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from engine.models.checkpoint import DummyWeights
-from engine.models.config import LayerConfig, ModelConfig
+from engine.models.config import LayerConfig, ModelConfig, MoEConfig
 from engine.models.decoder import Decoder, Workspace
 from engine.models.rope import RopeConfig
 from engine.models.weights import WeightPacker
@@ -25,8 +25,10 @@ class LoudWeights(DummyWeights):
         return HostWeight("BF16", loud.astype(ml_dtypes.bfloat16), rows, columns)
 
 
-def tiny_decoder(kernels: KernelSet, windows: tuple[int | None, ...] = (None, None)) -> Decoder:
-    """Random weights; one layer per window."""
+def tiny_decoder(
+    kernels: KernelSet, windows: tuple[int | None, ...] = (None, None), moe: MoEConfig | None = None
+) -> Decoder:
+    """Random weights; one layer per window. With experts, all but the first are sparse."""
     rope = RopeConfig(base=10000.0, rotary_dim=16)
     config = ModelConfig(
         architecture="tiny",
@@ -37,10 +39,11 @@ def tiny_decoder(kernels: KernelSet, windows: tuple[int | None, ...] = (None, No
         num_kv_heads=2,
         head_dim=16,
         context_length=2048,
-        layers=tuple(LayerConfig(rope, window) for window in windows),
+        layers=tuple(LayerConfig(rope, window, sparse=bool(moe and k)) for k, window in enumerate(windows)),
         norm_eps=1e-5,
         tied_head=False,
         attention_scale=0.25,
+        moe=moe,
     )
     packed = WeightPacker(config, LoudWeights(seed=0), kernels).pack()
     return Decoder(config, packed, kernels, Workspace(config, kernels, num_rows=1024), max_model_len=2048)
