@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from engine.client import EngineStatus, StepListener
+from engine.flight_recorder import Record
 from engine.supervisor import Counters
 from engine.types import EngineInfo, GenerationRequest, RequestUpdate, StepStats
 
@@ -35,6 +36,8 @@ class EnginePort(Protocol):
 
     @property
     def engine_pid(self) -> int | None: ...
+
+    def flight_record(self) -> Record: ...
 
     def stats(self) -> StepStats | None: ...
 

@@ -97,6 +97,16 @@ class Settings(BaseSettings):
         2000, "engine", "under all policies but fcfs: who has waited so many steps goes first", ge=1
     )
     threads: int | None = _field(None, "engine", "threads of the engine [all that can help]", ge=1)
+    step_timeout_seconds: float = _field(
+        120.0, "engine", "a step that takes longer means that the engine is stuck: it is restarted", gt=0
+    )
+    first_step_timeout_seconds: float = _field(
+        600.0, "engine", "the same for its first step, in which kernels may be compiled", gt=0
+    )
+    flight_record_steps: int = _field(256, "engine", "steps that are remembered for /debug/engine and dumps", ge=1)
+    flight_record_dir: Path | None = _field(
+        None, "engine", "where they are written when the engine dies [flight-records in --cache-dir]"
+    )
     executor: Literal["local", "fake"] = _field(
         "local", "engine", "fake: scripted tokens instead of a model, to test clients"
     )
@@ -166,7 +176,9 @@ class Settings(BaseSettings):
         """Environment variables hold lists with commas."""
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
-    @field_validator("cache_dir", "chat_template", "tls_certificate", "tls_key", "api_key_file", mode="after")
+    @field_validator(
+        *("cache_dir", "chat_template", "flight_record_dir", "tls_certificate", "tls_key", "api_key_file"), mode="after"
+    )
     @classmethod
     def _expand_home(cls, value: Path | None) -> Path | None:
         return value.expanduser() if value is not None else None

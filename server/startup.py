@@ -12,7 +12,9 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.config import EngineConfig, FakeOptions
 from engine.errors import ModelError
+from engine.supervisor import SupervisorOptions
 from engine.types import EngineInfo, LoadProgress
+from engine.watchdog import Limits
 from server.model_store import ModelFiles, resolve_model
 from server.plan import ModelText, SamplingDefaults
 from server.settings import Settings
@@ -29,7 +31,7 @@ async def load_model(settings: Settings, report: Report) -> ServedModel:
     report(LoadProgress("finding the model", 0.0))
     with_weights = settings.load_format != "dummy"
     files = await asyncio.to_thread(resolve_model, settings.model, settings.cache_dir, with_weights)
-    client = EngineClient(engine_config(settings, files.path))
+    client = EngineClient(engine_config(settings, files.path), supervisor_options(settings))
     await client.start()
     watching = asyncio.create_task(_watch(client, report))
     loading = asyncio.gather(client.wait_ready(), asyncio.to_thread(_load_text, files.path))
@@ -56,6 +58,17 @@ async def _watch(client: EngineClient, report: Report) -> None:
         if (progress := client.status.progress) is not None:
             report(progress)
         await asyncio.sleep(_PROGRESS_SECONDS)
+
+
+def supervisor_options(settings: Settings) -> SupervisorOptions:
+    """When an engine counts as stuck, and what is kept of its last steps."""
+    limits = Limits(
+        step_seconds=settings.step_timeout_seconds,
+        first_step_seconds=settings.first_step_timeout_seconds,
+        pong_seconds=min(Limits().pong_seconds, settings.step_timeout_seconds),
+    )
+    folder = settings.flight_record_dir or settings.cache_dir / "flight-records"
+    return SupervisorOptions(limits=limits, flight_steps=settings.flight_record_steps, flight_folder=folder)
 
 
 def engine_config(settings: Settings, model_path: Path) -> EngineConfig:

@@ -163,6 +163,9 @@ class ToyEngine:
     def reset_prefix_cache(self) -> None:
         self.num_cached_tokens = 0
 
+    def flight_record(self) -> dict[str, Any]:
+        return {"steps": [], "open_requests": [{"request_id": request_id} for request_id in self.open]}
+
     def longest_wait_seconds(self) -> float:
         return 0.0
 
