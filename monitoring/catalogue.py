@@ -109,6 +109,12 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             Spec("preemptions", "counter", "Times a running sequence gave up its KV, by what became of it.", ("kind",)),
             Spec("preempted_tokens", "counter", "Computed tokens given up by preemptions."),
             Spec("overrun_tokens", "counter", "Tokens sampled for choices that had ended; nobody got them."),
+            Spec(
+                "expert_tokens",
+                "counter",
+                "Tokens that each expert of a mixture took, all layers together; those from 256 on are one series.",
+                ("expert",),
+            ),
             Spec("max_step_sequences", "gauge", "Most sequences that a step can hold."),
             Spec("max_step_tokens", "gauge", "Most tokens that a step can hold."),
             Spec("engine_restarts", "counter", "Engine processes that died or hung and were replaced."),

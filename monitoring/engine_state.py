@@ -5,11 +5,13 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.types import KVGroupStats, StepStats
 
+MAX_EXPERT_LABELS = 256
 KV_STATES = ("free", "private", "shared", "cached")
 _TOTALS = {
     "engine_steps": "step_id",
@@ -57,6 +59,8 @@ class Totals:
     def __init__(self) -> None:
         self._base = dict.fromkeys(_TOTALS, 0)  # of the processes that have gone
         self._current = dict.fromkeys(_TOTALS, 0)
+        self._experts_before: tuple[int, ...] = ()  # of the processes that have gone
+        self._experts: tuple[int, ...] = ()
         self._restarts = 0
 
     def note(self, stats: StepStats, restarts: int) -> None:
@@ -66,11 +70,18 @@ class Totals:
             for name, count in self._current.items():
                 self._base[name] += count
                 self._current[name] = 0
+            self._experts_before, self._experts = self.expert_tokens, ()
         for name, field in _TOTALS.items():
             self._current[name] = max(self._current[name], getattr(stats, field))
+        self._experts = max(self._experts, stats.expert_tokens_total, key=sum)
 
     def __getitem__(self, name: str) -> int:
         return self._base[name] + self._current[name]
+
+    @property
+    def expert_tokens(self) -> tuple[int, ...]:
+        """By expert; () for a model without."""
+        return tuple(map(sum, zip_longest(self._experts_before, self._experts, fillvalue=0)))
 
 
 def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterator[Sample]:
@@ -85,6 +96,8 @@ def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterat
             yield Sample(name, (), totals[name] + life.dropped_tokens)
         elif name != "parked":
             yield Sample(name, (), totals[name])
+    for expert, count in _by_expert(totals.expert_tokens):
+        yield Sample("expert_tokens", (expert,), count)
     for number, group in enumerate(stats.kv_groups if stats is not None else ()):
         for state in KV_STATES:
             yield Sample("kv_blocks", (str(number), state), getattr(group, state))
@@ -93,6 +106,13 @@ def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterat
     yield Sample("engine_restarts", (), life.restarts)
     yield Sample("replayed_choices", (), life.replayed_choices)
     yield Sample("failed_choices", (), life.failed_choices)
+
+
+def _by_expert(counts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
+    """(label, tokens): so many labels at most, however large the mixture."""
+    yield from ((str(expert), count) for expert, count in enumerate(counts[:MAX_EXPERT_LABELS]))
+    if len(counts) > MAX_EXPERT_LABELS:
+        yield "other", sum(counts[MAX_EXPERT_LABELS:])
 
 
 def usage_ratio(stats: StepStats | None) -> float:

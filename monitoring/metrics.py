@@ -33,7 +33,7 @@ PHASES = ("schedule", "execute", "update", "publish", "gap")
 _Recorded = TypeVar("_Recorded", Counter, Gauge, Histogram)
 _READ_AT_SCRAPES = frozenset(
     {sample.name for sample in samples(None, Totals(), EngineLife())}
-    | {"kv_blocks"}
+    | {"kv_blocks", "expert_tokens"}
     | {spec.name for spec in SPECS if spec.name.startswith("accelerator_")}
 )
 

@@ -112,6 +112,20 @@ def test_counts_go_on_when_a_new_engine_counts_from_zero() -> None:
     assert (totals["engine_steps"], totals["evicted_blocks"]) == (8, 12)
 
 
+def test_experts_have_a_series_each_within_a_bound_and_outlive_their_process() -> None:
+    life, step = [EngineLife()], [replace(STEP, expert_tokens_total=(3, 0, 5))]
+    metrics = Metrics("1", lambda: step[0], lambda: life[0])
+    assert "expert_tokens_total{" not in Metrics("1", lambda: STEP).render().decode()
+    assert [scrape(metrics)[f"octavo_expert_tokens_total{{expert={expert}}}"] for expert in range(3)] == [3, 0, 5]
+    life, step = [EngineLife(restarts=1)], [STEP]  # a new process that has not run a step
+    assert scrape(metrics)["octavo_expert_tokens_total{expert=2}"] == 5
+    step = [replace(STEP, expert_tokens_total=(1,) * 300)]
+    found = {name: value for name, value in scrape(metrics).items() if "expert_tokens" in name}
+    assert len(found) == 257
+    assert found["octavo_expert_tokens_total{expert=2}"] == 6
+    assert found["octavo_expert_tokens_total{expert=other}"] == 300 - 256
+
+
 def test_each_step_is_split_into_its_phases() -> None:
     metrics = Metrics("1", lambda: STEP)
     metrics.step_done(STEP, 3, 0)
