@@ -162,6 +162,10 @@ class Generation:
                             await asyncio.sleep(0)  # a backlog must not keep the loop from the others
                     if not self._num_open:
                         break
+        except Exception:
+            if self._cut_short == "abort" and self._abort_error is None:
+                self._cut_short = "error"
+            raise
         finally:
             self._account()
 
@@ -200,7 +204,6 @@ class Generation:
         index = prompt * self.plan.num_draws + update.choice_index
         choice = self._choices[index]
         if update.finish_reason is FinishReason.ERROR:
-            self._cut_short = "error"
             raise _failure(update)
         if prompt not in self._cached_tokens:
             self._cached_tokens[prompt] = update.num_cached_tokens
