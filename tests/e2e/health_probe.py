@@ -15,6 +15,7 @@ import time
 def main() -> None:
     connection = http.client.HTTPConnection(sys.argv[1], int(sys.argv[2]), timeout=30)
     latencies = []
+    print("reading", flush=True)  # noqa: T201
     while not select.select([sys.stdin], [], [], 0.02)[0]:
         start = time.monotonic()
         connection.request("GET", "/health")
