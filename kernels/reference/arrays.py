@@ -44,10 +44,13 @@ def to_host(tensor: torch.Tensor) -> npt.NDArray[Any]:
 def side_by_side(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor | None:
     """The rows of two arrays [T, …] as one view [T, width of both], where the second's lie right behind the first's,
     as slices of one buffer do; None where they do not. One operation can then do for both."""
-    if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr():
-        return None
+    num_rows, row_stride = first.shape[0], first.stride(0)
     first_width, second_width = first[0].numel(), second[0].numel()
-    end_of_row = first.data_ptr() + first_width * first.element_size()
-    if second.data_ptr() != end_of_row or first.stride(0) != second.stride(0) or first.dtype != second.dtype:
+    if (
+        second.data_ptr() != first.data_ptr() + first_width * first.element_size()
+        or (num_rows > 1 and second.stride(0) != row_stride)  # the stride of a single row says nothing
+        or first.dtype != second.dtype
+        or first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
+    ):
         return None
-    return first.as_strided((first.shape[0], first_width + second_width), (first.stride(0), 1), first.storage_offset())
+    return first.as_strided((num_rows, first_width + second_width), (row_stride, 1), first.storage_offset())
