@@ -7,6 +7,10 @@
 #include <new>
 #include <stdexcept>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace octavo {
 namespace {
 
@@ -72,6 +76,20 @@ bool is_float(const std::string& format) { return format == "F32" || format == "
 int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 int64_t group_bytes(WeightKind kind) { return kind == WeightKind::q8 ? kGroup * kLanes : kGroup * kLanes / 2; }
+
+// Zeroed memory, on huge pages where they help.
+std::unique_ptr<uint8_t, void (*)(void*)> allocate(int64_t bytes) {
+  constexpr int64_t kHugePage = 2 << 20;
+  const int64_t page = bytes >= kHugePage ? kHugePage : 4096;
+  const auto size = static_cast<size_t>(round_up(bytes, page));
+  std::unique_ptr<uint8_t, void (*)(void*)> memory{static_cast<uint8_t*>(std::aligned_alloc(page, size)), std::free};
+  if (!memory) throw std::bad_alloc();
+#if defined(__linux__)
+  if (page == kHugePage) madvise(memory.get(), size, MADV_HUGEPAGE);
+#endif
+  std::memset(memory.get(), 0, size);
+  return memory;
+}
 
 struct Sizes {
   int64_t codes, scales;  // bytes
@@ -226,10 +244,7 @@ PackedWeight pack(const std::vector<HostPart>& hosts, WeightKind float_kind, std
   if (!bias.empty() && static_cast<int64_t>(bias.size()) != weight.n)
     throw std::invalid_argument("the bias has the wrong length");
   weight.bias = std::move(bias);
-  const auto size = static_cast<size_t>(round_up(weight.bytes + 64, 4096));
-  weight.storage = {static_cast<uint8_t*>(std::aligned_alloc(4096, size)), std::free};
-  if (!weight.storage) throw std::bad_alloc();
-  std::memset(weight.storage.get(), 0, size);
+  weight.storage = allocate(weight.bytes);
   uint8_t* at = weight.storage.get();
   for (size_t i = 0; i < hosts.size(); ++i) {
     WeightPart& part = weight.parts[i];

@@ -12,6 +12,7 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+constexpr int64_t kFetchAhead = 12;  // groups
 constexpr int64_t kRing = 4;  // tiles of expanded weights between the vector unit and the tile unit
 
 inline float power_of_two(int32_t e) {
@@ -93,6 +94,11 @@ template <WeightKind K> inline void expand_group(const uint8_t* codes, const Gro
   }
 }
 
+// Weights come from memory while the vector unit is busy: ask for them in good time. Past the end is harmless.
+inline void fetch(const uint8_t* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
+
 // Walks a block's groups, expanding each into the tile that `place(g)` names and telling `then(g)`.
 template <WeightKind K, typename Place, typename Then>
 inline void expand_block(const WeightPart& w, int64_t block, Place place, Then then) {
@@ -103,7 +109,9 @@ inline void expand_block(const WeightPart& w, int64_t block, Place place, Then t
   const __m512h power = _mm512_set1_ph(static_cast<_Float16>(power_of_two(w.exponent)));
   for (int64_t g = 0; g < groups; scales += scale_words(K)) {
     const GroupScales s = group_scales<K>(scales, power);
+    __builtin_prefetch(scales + kFetchAhead * scale_words(K), 0, 2);
     for (const int64_t last = g + per_scale < groups ? g + per_scale : groups; g < last; ++g) {
+      fetch(codes + (g + kFetchAhead) * code_bytes(K), code_bytes(K));
       expand_group<K>(codes + g * code_bytes(K), s, place(g));
       then(g);
     }
