@@ -86,7 +86,7 @@ def held(x: Floats, dtype: DType) -> Floats:
         return x
     if dtype is DType.BFLOAT16:
         return x.astype(ml_dtypes.bfloat16).astype(np.float32)
-    top = np.abs(x).max(axis=-1, keepdims=True)
+    top: Floats = np.abs(x).max(axis=-1, keepdims=True)
     codes: Floats = np.rint(x * (np.float32(127) / top))
     return codes * (top / np.float32(127))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-
-from virtual_time import run_virtual
+from typing import TypeVar
 
 from loadtest.counters import WordCounter
 from loadtest.machine import Machine
@@ -17,8 +16,16 @@ from loadtest.run import Options, Server, make_plan, run_plan
 from loadtest.scripted_server import Script, ScriptedServer
 from loadtest.target import make_target
 from loadtest.workloads import Load, Manners, RequestClass, Workload
+from tests.loadtest.virtual_time import run_virtual
 
 MACHINE = Machine(cpu="test", num_cpus=2, memory_bytes=1 << 30, system="test", python="3")
+_Value = TypeVar("_Value")
+
+
+def present(value: _Value | None) -> _Value:
+    """A figure that this test knows to exist."""
+    assert value is not None
+    return value
 
 
 def record(

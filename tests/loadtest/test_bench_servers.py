@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from bench_kit import MACHINE, workload
-from virtual_time import run_virtual
 
 from loadtest.counters import WordCounter
 from loadtest.errors import BenchError
@@ -18,16 +17,19 @@ from loadtest.launch import LaunchedServer, ServerSpec, parse_server
 from loadtest.presets import builtin_presets, find_preset
 from loadtest.progress import NoProgress
 from loadtest.prompts import make_prompt_maker
-from loadtest.run import Options, make_plan
-from loadtest.scripted_server import Answer, ScriptedServer
+from loadtest.report import CompareReport, RunReport
+from loadtest.run import Options, Plan, Server, make_plan
+from loadtest.scripted_server import Answer, Script, ScriptedServer
 from loadtest.target import make_target
-from loadtest.workloads import Closed, builtin_workloads
+from loadtest.workloads import Closed, Workload, builtin_workloads
 from server.flags import parse_serve
+from tests.loadtest.bench_kit import MACHINE, present, workload
+from tests.loadtest.virtual_time import run_virtual
 
 _SCRIPTED = f"{sys.executable} -m loadtest.scripted_server --port {{port}}"
 
 
-def test_a_server_is_a_url_or_a_command():
+def test_a_server_is_a_url_or_a_command() -> None:
     assert parse_server("a=http://127.0.0.1:1") == ServerSpec("a", url="http://127.0.0.1:1")
     assert parse_server("a=A=1 run --port {port}") == ServerSpec("a", command="A=1 run --port {port}")
     for text in ("a", "=http://x", "a= ", "a=run --port 8000"):
@@ -35,8 +37,8 @@ def test_a_server_is_a_url_or_a_command():
             parse_server(text)
 
 
-def test_a_launched_server_is_healthy_then_gone():
-    async def main():
+def test_a_launched_server_is_healthy_then_gone() -> None:
+    async def main() -> None:
         server = LaunchedServer(ServerSpec("s", command=f"SOME_NAME=1 {_SCRIPTED}"))
         try:
             target = await server.healthy(30.0)
@@ -51,7 +53,7 @@ def test_a_launched_server_is_healthy_then_gone():
     asyncio.run(main())
 
 
-def test_a_server_that_dies_shows_the_end_of_its_log():
+def test_a_server_that_dies_shows_the_end_of_its_log() -> None:
     code = "import sys; print('no such model'); sys.exit(3)"
     server = LaunchedServer(ServerSpec("s", command=f'{sys.executable} -c "{code}" {{port}}'))
     with pytest.raises(BenchError, match=r"s ended with code 3:\nno such model"):
@@ -59,7 +61,7 @@ def test_a_server_that_dies_shows_the_end_of_its_log():
     server.stop()
 
 
-def test_a_server_that_never_listens_is_ended_and_so_are_its_children():
+def test_a_server_that_never_listens_is_ended_and_so_are_its_children() -> None:
     server = LaunchedServer(ServerSpec("s", command="sh -c 'sleep 100 & echo $!; sleep 100; echo {port}'"))
     with pytest.raises(BenchError, match=r"s was not healthy within 0\.5 s") as error:
         asyncio.run(server.healthy(0.5))
@@ -75,18 +77,18 @@ def test_a_server_that_never_listens_is_ended_and_so_are_its_children():
         pytest.fail(f"the child {child} still runs")
 
 
-def test_a_command_that_does_not_exist_is_an_error():
+def test_a_command_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(BenchError, match="cannot start s"):
         LaunchedServer(ServerSpec("s", command="/no/such/program {port}"))
 
 
-def test_presets_start_octavo_and_know_their_workloads():
+def test_presets_start_octavo_and_know_their_workloads() -> None:
     for preset in builtin_presets().values():
         assert len(preset.variants) >= 2
         assert set(preset.workloads) <= set(builtin_workloads())
     first = find_preset("batching").servers("octavo serve --model x")[1]
     assert first.name == "static"
-    assert first.command.startswith("octavo serve --model x --host 127.0.0.1 --port {port} --batching static")
+    assert present(first.command).startswith("octavo serve --model x --host 127.0.0.1 --port {port} --batching static")
     for preset in builtin_presets().values():
         for flags in preset.variants.values():
             parse_serve(flags.split())  # Octavo has every flag
@@ -94,10 +96,12 @@ def test_presets_start_octavo_and_know_their_workloads():
         find_preset("nothing")
 
 
-def _compare(interleaving, workloads, scripts):
+def _compare(
+    interleaving: Interleaving, workloads: Sequence[Workload], scripts: Mapping[str, Script]
+) -> tuple[CompareReport, dict[str, list[str]]]:
     """Runs a comparison of scripted servers in virtual time: (report, prompts by server)."""
 
-    async def main():
+    async def main() -> tuple[CompareReport, dict[str, list[str]]]:
         servers = {name: ScriptedServer(script) for name, script in scripts.items()}
         specs = [ServerSpec(name, url=await server.start()) for name, server in servers.items()]
         maker = make_prompt_maker(WordCounter())
@@ -111,18 +115,18 @@ def _compare(interleaving, workloads, scripts):
             asyncio.get_running_loop().time,
         )
 
-        async def plan_of(index, seed, server):
+        async def plan_of(index: int, seed: int, server: Server) -> Plan:
             return make_plan(workloads[index], seed, maker, 0)
 
         report = await comparison.run(len(workloads), 1, plan_of)
-        for server in servers.values():
-            await server.stop()
+        for scripted in servers.values():
+            await scripted.stop()
         return report, {name: [body["prompt"] for body in server.bodies] for name, server in servers.items()}
 
     return run_virtual(main())
 
 
-def test_servers_take_turns_and_get_the_same_prompts():
+def test_servers_take_turns_and_get_the_same_prompts() -> None:
     scripts = {name: (lambda *_: Answer(0.1, 0.1)) for name in "abc"}
     workloads = [workload(Closed(users=2), 4)]
     report, prompts = _compare(Interleaving(repetitions=3), workloads, scripts)
@@ -133,12 +137,12 @@ def test_servers_take_turns_and_get_the_same_prompts():
     assert all(len(row.token_times) == 2 for run in report.runs for row in run.requests)
 
 
-def test_a_disturbed_run_is_made_again_with_other_prompts(monkeypatch):
+def test_a_disturbed_run_is_made_again_with_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs find 0.5, 0.2 and 0.3 cores taken by others: after two more attempts the quietest counts."""
     disturbances = iter([0.5, 0.2, 0.3, 0.0])
-    taken = {}
+    taken: dict[tuple[str, int], float] = {}
 
-    def disturbance(report):
+    def disturbance(report: RunReport) -> float:
         key = (report.setup.name, report.setup.seed)
         if key not in taken:
             taken[key] = next(disturbances)

@@ -16,7 +16,7 @@ from loadtest.errors import BenchError
 from loadtest.prompts import load_words, make_prompt_maker
 from loadtest.sessions import build_sessions
 from loadtest.trace import Arrival, read_trace
-from loadtest.workloads import Closed, builtin_workloads, load_workloads, sample
+from loadtest.workloads import Closed, Intrusion, builtin_workloads, load_workloads, sample
 
 _PEERS = {  # name: (users, sessions, [(shared, prompt, output)])
     "w1": (1, 8, [(0, 128, 128)]),
@@ -29,13 +29,14 @@ _PEERS = {  # name: (users, sessions, [(shared, prompt, output)])
 
 
 @pytest.mark.parametrize("name", _PEERS)
-def test_the_workloads_of_the_peers_table_are_as_stated(name):
+def test_the_workloads_of_the_peers_table_are_as_stated(name: str) -> None:
     workload = builtin_workloads()[name]
     lengths = [(c.shared, c.prompt, c.output) for c in workload.classes]
+    assert isinstance(workload.load, Closed | Intrusion)
     assert (workload.load.users, workload.sessions, lengths) == _PEERS[name]
 
 
-def test_sharegpt_has_the_published_means_and_a_heavy_tail():
+def test_sharegpt_has_the_published_means_and_a_heavy_tail() -> None:
     (chat,) = builtin_workloads()["sharegpt"].classes
     rng = Random(7)
     prompts = [sample(chat.prompt, rng) for _ in range(50_000)]
@@ -45,7 +46,7 @@ def test_sharegpt_has_the_published_means_and_a_heavy_tail():
     assert max(outputs) > 8 * statistics.median(outputs)
 
 
-def test_every_builtin_workload_makes_its_sessions_again_from_the_seed():
+def test_every_builtin_workload_makes_its_sessions_again_from_the_seed() -> None:
     maker = make_prompt_maker(WordCounter())
     for workload in builtin_workloads().values():
         first = build_sessions(workload, min(workload.sessions, 20), 3, maker)
@@ -53,7 +54,7 @@ def test_every_builtin_workload_makes_its_sessions_again_from_the_seed():
         assert first != build_sessions(workload, min(workload.sessions, 20), 4, maker)
 
 
-def test_classes_with_a_count_come_first_and_the_rest_is_drawn_by_weight():
+def test_classes_with_a_count_come_first_and_the_rest_is_drawn_by_weight() -> None:
     maker = make_prompt_maker(WordCounter())
     labels = [session.label for session in build_sessions(builtin_workloads()["w5"], 9, 1, maker)]
     assert labels == ["stream"] + ["intruder"] * 8
@@ -61,7 +62,7 @@ def test_classes_with_a_count_come_first_and_the_rest_is_drawn_by_weight():
     assert labels.count("good") / 2000 == pytest.approx(0.4, abs=0.04)
 
 
-def test_groups_share_their_prefix_and_nothing_else():
+def test_groups_share_their_prefix_and_nothing_else() -> None:
     maker = make_prompt_maker(WordCounter())
     sessions = build_sessions(builtin_workloads()["few-shot"], 128, 1, maker)
     assert len({session.prefix for session in sessions}) == 8
@@ -86,7 +87,7 @@ def _tokenizer(path: Path, *, begin_token: bool) -> Path:
 
 
 @pytest.mark.parametrize("begin_token", [False, True])
-def test_prompts_have_exactly_the_tokens_asked_for(tmp_path, begin_token):
+def test_prompts_have_exactly_the_tokens_asked_for(tmp_path: Path, begin_token: bool) -> None:
     counter = FileCounter(_tokenizer(tmp_path / "tokenizer.json", begin_token=begin_token))
     maker, rng = make_prompt_maker(counter), Random(1)
     first = counter.count("the")
@@ -102,12 +103,12 @@ def test_prompts_have_exactly_the_tokens_asked_for(tmp_path, begin_token):
         maker.extend(prefix, 99, rng)
 
 
-def test_a_tokenizer_file_that_is_none_is_an_error(tmp_path):
+def test_a_tokenizer_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BenchError, match="cannot read the tokenizer file"):
         FileCounter(tmp_path / "missing.json")
 
 
-def test_poisson_and_bursts_have_the_rate_and_the_spread():
+def test_poisson_and_bursts_have_the_rate_and_the_spread() -> None:
     for burstiness, variation in ((1.0, 1.0), (0.25, 2.0), (1e9, 0.0)):
         times = gamma_arrivals(40_001, 5.0, burstiness, Random(1))
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
@@ -132,21 +133,21 @@ def test_poisson_and_bursts_have_the_rate_and_the_spread():
         ),
     ],
 )
-def test_traces_of_three_kinds_are_read(tmp_path, name, text):
+def test_traces_of_three_kinds_are_read(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     assert read_trace(path) == [Arrival(0.0, 100, 5), Arrival(2.5, 200, 6)]
     assert read_trace(path, speed=2.0, limit=2)[1].at_seconds == 1.25
 
 
-def test_a_broken_trace_names_the_record(tmp_path):
+def test_a_broken_trace_names_the_record(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("at_seconds,prompt_tokens,output_tokens\n1,2,3\n1,x,3\n")
     with pytest.raises(BenchError, match=r"t\.csv, record 2"):
         read_trace(path)
 
 
-def test_a_workload_file_is_checked_by_name(tmp_path):
+def test_a_workload_file_is_checked_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     good = '[mine]\ndescription = "d"\nsessions = 3\nload = { kind = "closed", users = 2 }\n'
     path.write_text(good + 'classes = [{ name = "a", prompt = 3, output = 4 }]\n')

@@ -10,7 +10,9 @@ import asyncio
 import selectors
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+_Result = TypeVar("_Result")
 
 _GRACE_SECONDS = 0.00005  # real time that the kernel is given to hand data over
 
@@ -18,7 +20,7 @@ _GRACE_SECONDS = 0.00005  # real time that the kernel is given to hand data over
 class _JumpingSelector(selectors.DefaultSelector):
     now = 0.0
 
-    def select(self, timeout=None):
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             return super().select(5.0)
         events = super().select(0)
@@ -33,15 +35,15 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """`time()` is virtual and starts at 0."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._jumping = _JumpingSelector()
         super().__init__(self._jumping)
 
-    def time(self):
+    def time(self) -> float:
         return self._jumping.now
 
 
-def run_virtual(main: Coroutine[Any, Any, Any]) -> Any:
+def run_virtual(main: Coroutine[Any, Any, _Result]) -> _Result:
     """Like asyncio.run, in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
