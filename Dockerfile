@@ -22,7 +22,8 @@ RUN pip install ".[gpu]"
 
 FROM python:${PYTHON}-slim-bookworm AS base
 RUN useradd --create-home --uid 10001 octavo && mkdir -p /cache && chown octavo /cache
-ENV PATH=/opt/octavo/bin:$PATH PYTHONUNBUFFERED=1 OCTAVO_CACHE_DIR=/cache OCTAVO_HOST=0.0.0.0 OCTAVO_PORT=8000
+ENV PATH=/opt/octavo/bin:$PATH PYTHONUNBUFFERED=1 OCTAVO_CACHE_DIR=/cache OCTAVO_HOST=0.0.0.0 OCTAVO_PORT=8000 \
+    OCTAVO_LOG_FORMAT=json
 USER octavo
 VOLUME /cache
 EXPOSE 8000

@@ -7,6 +7,7 @@ import os
 import queue
 import re
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -60,6 +61,13 @@ class LiveServer:
     def wait(self, seconds: float = 30.0) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def command(*flags: str) -> list[str]:

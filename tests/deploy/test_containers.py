@@ -1,0 +1,117 @@
+"""Dockerfile and compose files, as far as they can be checked without an engine to run them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.settings import ENV_PREFIX, Settings
+from tests.e2e.live import LiveServer, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
+GPU: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.gpu.yml").read_text(encoding="utf-8"))
+VARIABLES = {f"{ENV_PREFIX}{name.upper()}" for name in Settings.model_fields}
+
+
+def test_what_the_dockerfile_copies_is_there() -> None:
+    ignored = set((ROOT / ".dockerignore").read_text().split())
+    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (ROOT / source).exists(), source
+            assert source not in ignored
+
+
+def test_every_target_runs_without_root_and_gets_signals() -> None:
+    stages = dict(re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE))
+    assert {"cpu", "gpu"} <= set(stages.values())
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
+    assert re.search(r"^USER octavo$", base, re.MULTILINE)
+    assert re.search(r'^ENTRYPOINT \["octavo"\]$', base, re.MULTILINE), "exec form"
+    assert all(":" in image for image in re.findall(r"^FROM (\S+) AS", DOCKERFILE, re.MULTILINE) if "/" in image)
+
+
+def test_variables_are_settings() -> None:
+    named = set(re.findall(r"\bOCTAVO_[A-Z_]+(?==)", DOCKERFILE)) | set(COMPOSE["services"]["octavo"]["environment"])
+    assert named <= VARIABLES
+
+
+def test_the_health_check_succeeds_on_a_live_server_and_fails_without(default_model_path: Path) -> None:
+    with serving("--executor", "fake") as server:
+        _check_health_check(server)
+
+
+def _check_health_check(server: LiveServer) -> None:
+    found = re.search(r"HEALTHCHECK .*?CMD (\[.*\])", DOCKERFILE)
+    assert found is not None
+    _, flag, code = json.loads(found[1])
+    here = code.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    assert here != code
+    assert subprocess.run([sys.executable, flag, here], check=False, timeout=30).returncode == 0
+    nobody = code.replace("127.0.0.1:8000", "127.0.0.1:1")
+    run = subprocess.run([sys.executable, flag, nobody], check=False, timeout=30, capture_output=True)
+    assert run.returncode != 0
+
+
+def test_compose_mounts_what_is_there_and_listens_on_loopback_alone() -> None:
+    for name, service in COMPOSE["services"].items():
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
+        if "build" not in service:
+            assert ":" in service["image"]
+            assert not service["image"].endswith(":latest")
+
+
+def test_compose_builds_targets_that_exist_and_the_override_changes_them() -> None:
+    for file in (COMPOSE, GPU):
+        assert f" AS {file['services']['octavo']['build']['target']}\n" in DOCKERFILE
+    assert set(GPU["services"]) <= set(COMPOSE["services"])
+
+
+def test_the_octavo_service_is_locked_down() -> None:
+    service = COMPOSE["services"]["octavo"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    grace = int(service["stop_grace_period"].removesuffix("s"))
+    assert grace > Settings().drain_timeout_seconds + 5
+
+
+def test_prometheus_scrapes_the_port_that_octavo_opens_for_it() -> None:
+    config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
+    [target] = config["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == f"octavo:{COMPOSE['services']['octavo']['environment']['OCTAVO_METRICS_PORT']}"
+
+
+def test_grafana_finds_its_datasource_and_dashboards() -> None:
+    folder = ROOT / "monitoring" / "grafana" / "provisioning"
+    [datasource] = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())["datasources"]
+    dashboard = json.loads((ROOT / "monitoring" / "grafana" / "dashboards" / "octavo.json").read_text())
+    used = {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"}
+    assert used == {datasource["uid"]}
+    assert datasource["url"] == "http://prometheus:9090"
+    [provider] = yaml.safe_load((folder / "dashboards" / "octavo.yml").read_text())["providers"]
+    mounts = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
+    assert provider["options"]["path"] == mounts["./monitoring/grafana/dashboards"]
+
+
+@pytest.mark.parametrize("service", ["load"])
+def test_the_load_generators_command_line_is_taken(service: str) -> None:
+    """`--help` behind the flags: they are parsed, nothing is run."""
+    command = COMPOSE["services"][service]["command"]
+    run = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command, "--help"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0
+    for flag in (part for part in command if part.startswith("-")):
+        assert flag in run.stdout
