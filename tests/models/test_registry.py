@@ -19,12 +19,20 @@ from engine.models.archs import BUILT_IN
 from engine.models.inspect import inspect_model
 from engine.models.loader import load_model, open_model
 from kernels.interface import KernelSet
+from server.packaged_models import PACKAGED_MODELS
 from tests.models.driver import Driver
 from tests.models.tiny import EVEN, PROMPT_LENGTH, TinyModel, reference_logits, save
 
 ROOT = Path(__file__).parents[2]
 ARCHS = Path(archs.__file__).parent
-PACKAGES = ("engine", "kernels", "monitoring")
+PACKAGES = ("engine", "kernels", "monitoring", "server")  # loadtest knows other servers by name, not models
+# What files on disk and packages are called is said where they are read; nothing there decides how a model computes.
+MAY_NAME_FAMILIES = {
+    "server/text/pretokenizers.py": "the ids of pre-tokenizers in GGUF files",
+    "server/text/gguf_tokenizer.py": "the kinds of tokenizers in GGUF files, and what these leave out of one",
+    "server/packaged_models.py": "the names of packages and of files in them",
+}
+OTHER_THINGS = ("llama.cpp", "gpt-2's mapping", *(model.name for model in PACKAGED_MODELS))
 DOCUMENT = ROOT / "docs" / "adding-a-model.md"
 
 ARCH_FILES = sorted(ARCHS.glob("[!_]*.py"))
@@ -39,16 +47,22 @@ def _family_names() -> set[str]:
 
 
 def test_no_family_is_named_outside_archs() -> None:
-    pattern = re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, sorted(_family_names())))})(?![a-z0-9])")
-    found = [
-        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if path.parent != ARCHS
-        for number, line in enumerate(path.read_text().lower().splitlines(), 1)
-        for match in pattern.finditer(line)
-    ]
-    assert found == []
+    """Outside means everywhere but where the files' own words are read."""
+    family = re.compile(rf"(?<![a-z0-9])({'|'.join(map(re.escape, sorted(_family_names())))})(?![a-z0-9])")
+    other_things = re.compile("|".join(map(re.escape, OTHER_THINGS)))
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if path.parent != ARCHS:
+            for number, line in enumerate(path.read_text().lower().splitlines(), 1):
+                for match in family.finditer(other_things.sub("", line)):
+                    found.setdefault(str(path.relative_to(ROOT)), []).append(f"line {number}: {match[0]}")
+    assert {path: lines for path, lines in found.items() if path not in MAY_NAME_FAMILIES} == {}
+    assert set(found) == set(MAY_NAME_FAMILIES)  # no exception that nothing needs
+
+
+def test_the_search_for_families_would_find_one() -> None:
+    names = _family_names()
+    assert {"llama", "gemma3", "qwen2moe", "gemma2forcausallm", "gpt-2", "phi3", "smollm3"} <= names
 
 
 @pytest.mark.parametrize("path", ARCH_FILES, ids=lambda path: path.stem)
