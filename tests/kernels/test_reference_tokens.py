@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kernels.interface import Activation, DType, KernelSet, KVCacheSpec, RopeSpec
+from kernels.interface import Activation, AttentionSpec, DType, KernelSet, KVCacheSpec, RopeSpec
 from tests.kernels import truth
 from tests.kernels.cases import (
     assert_close,
@@ -135,12 +135,15 @@ def test_slices_of_one_buffer_are_rotated_and_stored_like_arrays_of_their_own(
     positions = np.arange(20, 26, dtype=np.int32)
     slots = reference.upload(np.arange(16, 22))
     reference.rope_and_store_kv(q, k, v, reference.upload(positions), reference.upload(table), spec, cache, 0, slots)
+    expected_q = truth.rope(held[:, :64].reshape(6, 4, 16), positions, table, spec)
     expected_k = truth.rope(held[:, 64:96].reshape(6, 2, 16), positions, table, spec)
-    assert_close(reference, q, truth.rope(held[:, :64].reshape(6, 4, 16), positions, table, spec))
+    assert_close(reference, q, expected_q)
     assert_close(reference, k, expected_k)
-    stored = cache.layers[0].rows[1, :6]
-    assert_close(reference, stored[:, :32], expected_k.reshape(6, 32))
-    np.testing.assert_array_equal(reference.download(stored[:, 32:]), held[:, 96:])
+    out = reference.empty((6, 4, 8), reference.activation_dtype)
+    tables, starts, lengths = (reference.upload(np.array(x, np.int32)) for x in ([[1]], [0, 6], [6]))
+    reference.paged_attention(q, cache, 0, tables, starts, lengths, AttentionSpec(0.25), out)
+    expected = truth.attention(expected_q, expected_k, held[:, 96:].reshape(6, 2, 8), 0.25, None, None)
+    assert_close(reference, out, expected)
 
 
 def test_no_tokens_are_legal_everywhere(reference: KernelSet) -> None:
