@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import ctypes
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -31,6 +30,7 @@ from engine.executor import Executor
 from engine.fake_executor import build_fake_executor
 from engine.link import LinkClosed, SocketLink
 from engine.loop import EngineLoop
+from engine.memory import settle_memory
 from engine.types import EngineInfo, LoadProgress
 from engine.wire import DUMP_SIGNAL, Configure, Fatal, Loading, Ready, WireError
 
@@ -93,8 +93,7 @@ def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
 
     executor, info = _build_executor(config, report, configure.life)
     loop = EngineLoop(_build_scheduler(config, info, executor), executor, link)
-    gc.collect()
-    gc.freeze()  # what has been loaded stays: the collector need not walk it again
+    settle_memory()
     link.send(Ready(info))
     return executor, loop
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ import uvicorn
 from rich.console import Console
 
 from engine.errors import EngineError
+from engine.memory import settle_memory
 from engine.types import LoadProgress
 from server.app import create_app
 from server.http_protocol import bounded_protocol
@@ -153,8 +153,7 @@ class _Session:
             model = await load_model(self._settings, both)
         if (info := model.engine.info) is not None:
             self._say(summary(self._settings, model, info, self._base_url()))
-        gc.collect()
-        gc.freeze()  # what lives as long as the server need not be walked again
+        settle_memory()
         return model
 
     def _say(self, text: str) -> None:
