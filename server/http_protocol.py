@@ -1,12 +1,12 @@
 """uvicorn's HTTP protocol with what it leaves open: a bounded head, errors in the API's shape, a way to cut a
-connection whose client does not read."""
+connection whose client does not read, and requests that are told when their client goes or talks nonsense."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.errors import WireError, to_wire_status
 
@@ -24,6 +24,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answering: RequestResponseCycle | None = None  # the request whose turn it is
         self._in_head = True
         self._head_bytes = 0
         self._refused = False
@@ -33,7 +34,22 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_head_timer()
+        self._leave_request()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _leave_request(self) -> bool:
+        """Tell the request whose turn it is that its client has gone: uvicorn tells the one that arrived last, which
+        may be waiting behind it. Returns whether its answer has begun."""
+        cycle = self._answering
+        if cycle is None or cycle.response_complete:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return cycle.response_started
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -73,7 +89,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(400, msg)
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close; the request never reaches the application."""
+        """Answer and close; the request never reaches the application. Where another answer is under way, only
+        close: the client would take ours for a part of it."""
+        if self._leave_request():
+            self.transport.abort()
+            return
         error: WireError = to_wire_status(status, message)
         body = error.json()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

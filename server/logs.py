@@ -49,7 +49,9 @@ def formatter(log_format: LogFormat) -> logging.Formatter:
             structlog.processors.JSONRenderer(serializer=_to_json),
         ]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=8)]
+        # Plain tracebacks: rich ones take the event loop for seconds, and show what is in the variables.
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(8, sys.stderr.isatty(), exception_formatter=plain)]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
     )

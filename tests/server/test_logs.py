@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -159,3 +160,17 @@ def test_the_readable_form_has_the_same_facts() -> None:
     record.facts = {"status": 200, "generation_tokens": 7}
     line = formatter("console").format(record)
     assert all(part in line for part in ("info", "request", "status=200", "generation_tokens=7", "octavo.request"))
+
+
+def test_a_readable_traceback_is_plain_and_shows_no_variables() -> None:
+    """Seen under a fuzzer: rich tracebacks, with all variables, kept the event loop busy for seconds each."""
+    prompt = SECRET
+    try:
+        raise ValueError(f"{len(prompt)} characters")
+    except ValueError:
+        record = logging.LogRecord("octavo", logging.ERROR, "", 0, "it failed", (), sys.exc_info())
+    text = formatter("console").format(record)
+    assert text.count("\n") < 10
+    assert "Traceback (most recent call last)" in text
+    assert "ValueError: 31 characters" in text
+    assert SECRET not in text
