@@ -89,9 +89,9 @@ PACKAGED_MODELS = (
 )
 
 
-def listing(models: tuple[PackagedModel, ...] = PACKAGED_MODELS) -> str:
+def listing() -> str:
     """The models for people, some lines each."""
     return "\n".join(
         f"  {model.name:<23} {model.about}\n{'':<25} ({model.num_bytes / 1e6:.0f} MB; {model.licence})"
-        for model in models
+        for model in PACKAGED_MODELS
     )
