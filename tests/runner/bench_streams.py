@@ -24,6 +24,7 @@ from tests.runner.harness import Harness, request
 from tests.runner.oracle import load_default_model
 
 PROMPT_TOKENS, STREAMS = 64, 16
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 
 def run_streams(harness: Harness, prompts: list[list[int]], num_tokens: int, ids: Iterator[int]) -> None:
@@ -37,7 +38,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="processor: the time that one thread runs, where others use the machine too",
+    )
     options = parser.parse_args()
+    clock = CLOCKS[options.clock]
 
     path = model_store.packaged_model_path()
     kernels = select("cpu", DType(options.dtype), options.kernels, options.threads)
@@ -67,15 +75,16 @@ def main() -> None:
     best = dict.fromkeys(contestants, float("inf"))
     for _ in range(options.rounds):
         for name, run in contestants.items():
-            begun_at = time.perf_counter()
+            begun_at = clock()
             run()
-            best[name] = min(best[name], time.perf_counter() - begun_at)
+            best[name] = min(best[name], clock() - begun_at)
     rates = {name: options.tokens * (STREAMS if name == "sixteen streams" else 1) / best[name] for name in best}
     for name, rate in rates.items():
         sys.stdout.write(f"{name:16} {rate:8.1f} tokens/s\n")
     result = {
         "kernels": kernels.description,
         "dtype": options.dtype,
+        "clock": options.clock,
         "tokens_per_second": rates,
         "one_stream_to_transformers": rates["one stream"] / rates["transformers"],
         "sixteen_streams_to_one": rates["sixteen streams"] / rates["one stream"],
