@@ -285,6 +285,24 @@ class KernelSet(ABC):
         """out = act(gate) · up, with gate_up [T, 2·I] = gate beside up, out [T, I]; or [T, k, 2·I] and [T, k, I],
         both contiguous (experts)."""
 
+    def gated_mlp(
+        self,
+        x: Array,
+        up: Array,
+        activation: Activation,
+        down: Array,
+        gate_up: Array,
+        activated: Array,
+        out: Array,
+    ) -> None:
+        """out = down(act(gate) · up), gate beside up = x · Wᵀ of the weight `up`. x [T, H], out [T, H].
+
+        gate_up [T, 2·I] and activated [T, I] are work space: their contents are undefined afterwards.
+        """
+        self.linear(x, up, gate_up)
+        self.gated_activation(gate_up, activation, activated)
+        self.linear(activated, down, out)
+
     @abstractmethod
     def activation(self, x: Array, activation: Activation, out: Array) -> None:
         """out = act(x); out may be x."""

@@ -250,12 +250,11 @@ class Decoder:
         activated = self._workspace.activated[:num_tokens, :size]
         if self.config.gated_mlp:
             up = self._workspace.up[:num_tokens, : 2 * size]
-            kernels.linear(x, weights.up, up)
-            kernels.gated_activation(up, self.config.activation, activated)
+            kernels.gated_mlp(x, weights.up, self.config.activation, weights.down, up, activated, out)
         else:
             kernels.linear(x, weights.up, activated)
             kernels.activation(activated, self.config.activation, activated)
-        kernels.linear(activated, weights.down, out)
+            kernels.linear(activated, weights.down, out)
 
     def _mixture(self, index: int, weights: ExpertWeights, x: Array, out: Array) -> None:
         moe, work = self.config.moe, self._workspace.experts

@@ -47,6 +47,16 @@ class Session:
         self, token_ids: _Array, weight: PackedWeight, out: _Array, scale: float, accumulate: bool
     ) -> None: ...
     def linear(self, x: _Array, weight: PackedWeight, out: _Array) -> None: ...
+    def gated_mlp(
+        self,
+        x: _Array,
+        up: PackedWeight,
+        activation: int,
+        down: PackedWeight,
+        gate_up: _Array,
+        activated: _Array,
+        out: _Array,
+    ) -> None: ...
     def grouped_linear(self, x: _Array, experts: list[PackedWeight], expert_ids: _Array, out: _Array) -> None: ...
     def route_experts(
         self, logits: _Array, top_k: int, normalize: bool, expert_ids: _Array, expert_weights: _Array

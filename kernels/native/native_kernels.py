@@ -167,6 +167,18 @@ class NativeKernels(KernelSet):
     def gated_activation(self, gate_up: Array, activation: Activation, out: Array) -> None:
         self._session.gated_activation(gate_up, _ACTIVATIONS[activation], out)
 
+    def gated_mlp(
+        self,
+        x: Array,
+        up: Array,
+        activation: Activation,
+        down: Array,
+        gate_up: Array,
+        activated: Array,
+        out: Array,
+    ) -> None:
+        self._session.gated_mlp(x, up, _ACTIVATIONS[activation], down, gate_up, activated, out)
+
     def activation(self, x: Array, activation: Activation, out: Array) -> None:
         self._session.activation(x, _ACTIVATIONS[activation], out)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import formats
-from kernels.interface import DType, HostWeight
+from kernels.interface import Activation, DType, HostWeight, KernelSet
 from kernels.reference import quantized, tiles
 from tests.kernels.cases import BLOCK_FORMATS, PLAIN_FORMATS, Floats, check_linear, host_weight, normal
 from tests.kernels.native_cases import EVERY_ISA, EVERY_ISA_AND_THREADS, ISAS, kernels_for, linear, same_bits
@@ -168,6 +168,26 @@ def test_embedding_reads_rows_of_the_packed_weight(isa: str, name: str) -> None:
         np.testing.assert_allclose(out, 2.0 * values[ids], rtol=tolerance, atol=1e-6)
         kernels.embedding(kernels.upload(ids), packed, out, 1.0, accumulate=True)
         np.testing.assert_allclose(out, 3.0 * values[ids], rtol=tolerance, atol=1e-6)
+
+
+@pytest.mark.parametrize(("isa", "threads"), EVERY_ISA_AND_THREADS)
+@pytest.mark.parametrize("parts", [("Q4_1", "Q4_1"), ("Q8_0", "Q4_0"), ("F32", "BF16"), ("Q4_0",)])
+def test_a_gated_mlp_equals_its_three_operations_bit_for_bit(isa: str, threads: int, parts: tuple[str, ...]) -> None:
+    """Whatever is done together; also for widths that end within a strip, and in float32."""
+    for dtype, width, rows in ((DType.BFLOAT16, 160, 1), (DType.BFLOAT16, 352, 33), (DType.FLOAT32, 96, 5)):
+        kernels = kernels_for(isa, threads, dtype)
+        size = 2 * width // len(parts)
+        up = kernels.pack_linear([weight_of(name, size, 96, seed=i) for i, name in enumerate(parts)])
+        down = kernels.pack_linear([weight_of("Q4_1", 70, width, seed=9)])
+        x = kernels.upload(outliers(rows, 96))
+        gate_up, activated = (
+            kernels.empty((rows, 2 * width), DType.FLOAT32),
+            kernels.empty((rows, width), DType.FLOAT32),
+        )
+        apart, together = kernels.empty((rows, 70), DType.FLOAT32), kernels.empty((rows, 70), DType.FLOAT32)
+        KernelSet.gated_mlp(kernels, x, up, Activation.SILU, down, gate_up, activated, apart)
+        kernels.gated_mlp(x, up, Activation.SILU, down, gate_up, activated, together)
+        same_bits(together, apart)
 
 
 def test_weights_that_cannot_be_are_refused() -> None:

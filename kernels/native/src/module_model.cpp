@@ -49,7 +49,7 @@ void pointwise(Session& s, RowKernel kernel, const Array& x, const Out& out, int
 }
 
 // [T, 2·I] → [T, I], or both with an axis of experts between, contiguous.
-void gated_activation(Session& s, const In& x, int activation, const Out& out) {
+template <typename Array> void gated_activation(Session& s, const Array& x, int activation, const Out& out) {
   expect(x.ndim() == out.ndim() && (x.ndim() == 2 || x.ndim() == 3), "gate_up", "needs 2 or 3 axes");
   const bool experts = x.ndim() == 3;
   const auto vx = experts ? dense<const float>(x, "gate_up", 3) : view<const float>(x, "gate_up", 2);
@@ -91,12 +91,29 @@ void embedding(Session& s, const In& ids, const Weight& weight, const Out& out, 
          out);
 }
 
-void linear(Session& s, const In& x, const Weight& weight, const Out& out) {
+template <typename Array> void linear(Session& s, const Array& x, const Weight& weight, const Out& out) {
   const auto vx = view<const float>(x, "x", 2);
   const auto vo = view<float>(out, "out", 2);
   expect(vx.last() == weight->k, "x", "wrong width");
   expect(vo.rows() == vx.rows() && vo.last() == weight->n, "out", "wrong shape");
   submit(s, linear_op(s.table, *weight, matrix(vx), matrix(vo)), x, weight, out);
+}
+
+void gated_mlp(Session& s, const In& x, const Weight& up, int activation, const Weight& down, const Out& gate_up,
+               const Out& activated, const Out& out) {
+  const auto vx = view<const float>(x, "x", 2);
+  const auto va = view<float>(activated, "activated", 2), vo = view<float>(out, "out", 2);
+  expect(vx.last() == up->k && up->n == 2 * down->k, "x", "wrong width");
+  expect(va.rows() == vx.rows() && va.last() == down->k, "activated", "wrong shape");
+  expect(vo.rows() == vx.rows() && vo.last() == down->n, "out", "wrong shape");
+  expect(activation >= 0 && activation <= 3, "activation", "unknown");
+  if (!gated_mlp_fits(*up)) {
+    linear(s, x, up, gate_up);
+    gated_activation(s, gate_up, activation, activated);
+    return linear(s, activated, down, out);
+  }
+  submit(s, gated_mlp_op(s.table, *up, static_cast<Activation>(activation), *down, matrix(vx), matrix(va), matrix(vo)),
+         x, up, down, activated, out);
 }
 
 void grouped_linear(Session& s, const In& x, const nb::list& experts, const In& ids, const Out& out) {
@@ -148,8 +165,6 @@ struct Cache {
   int64_t blocks;
   KvLayout layout;
 };
-
-int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 KvLayout make_layout(int kind, int layers, int block_size, int kv_heads, int d, int dv) {
   expect(kind >= 0 && kind <= 2, "kv_cache", "unknown element kind");
@@ -272,7 +287,7 @@ void bind_model(nb::module_& module, nb::class_<Session>& session) {
            [](Session& s, const Out& x, const In& weight, const std::optional<In>& bias, float eps, const Out& out,
               const std::optional<Out>& residual) { norm(s, x, weight, bias, eps, out, residual, true); },
            nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
-      .def("gated_activation", &gated_activation)
+      .def("gated_activation", &gated_activation<In>)
       .def("add_gated", &add_gated)
       .def("activation",
            [](Session& s, const In& x, int activation, const Out& out) {
@@ -292,7 +307,8 @@ void bind_model(nb::module_& module, nb::class_<Session>& session) {
            })
       .def("gather_rows", &gather_rows)
       .def("embedding", &embedding)
-      .def("linear", &linear)
+      .def("linear", &linear<In>)
+      .def("gated_mlp", &gated_mlp)
       .def("grouped_linear", &grouped_linear)
       .def("route_experts", &route_experts)
       .def("combine_experts", &combine_experts)

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "pack.h"
+#include "prepared.h"
 #include "session.h"
 
 namespace octavo {
@@ -20,11 +20,12 @@ std::unique_ptr<Op> rope_op(const KernelTable& table, const RopeArgs& args, int6
 std::unique_ptr<Op> copy_blocks_op(uint8_t* cache, int64_t block_bytes, const int32_t* sources, const int32_t* targets,
                                    int64_t count);
 
-struct Matrix {
-  float* data;
-  int64_t rows, stride;
-};
 std::unique_ptr<Op> linear_op(const KernelTable& table, const PackedWeight& weight, Matrix x, Matrix out);
+
+// out = down(act(gate) · up) with gate beside up the product of x and `up`; `activated` is work space. The weight must fit.
+bool gated_mlp_fits(const PackedWeight& up);
+std::unique_ptr<Op> gated_mlp_op(const KernelTable& table, const PackedWeight& up, Activation activation,
+                                 const PackedWeight& down, Matrix x, Matrix activated, Matrix out);
 
 // Expert e is experts[e]. Row t·k + j of `out` is choice j of token t; x has a row per token (shared) or per choice.
 struct ExpertRows {
@@ -53,6 +54,7 @@ struct AttentionWork {
     int64_t token, head;
   };
   std::vector<AttentionTile> tiles;
+  int64_t together = 1;  // so many in a row go to one thread
   std::vector<Merge> merges;
   Scratch partials;
 };

@@ -20,8 +20,8 @@ class AttentionOp final : public Op {
   void run(Worker& worker) override {
     if (worker.id == 0) plan(worker.count);
     worker.barrier();
-    for_chunks(worker, static_cast<int64_t>(work_.tiles.size()), 1, [&](int64_t i, int64_t) {
-      table_.attend(args_, work_.tiles[static_cast<size_t>(i)], worker.local);
+    for_chunks(worker, static_cast<int64_t>(work_.tiles.size()), work_.together, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) table_.attend(args_, work_.tiles[static_cast<size_t>(i)], worker.local);
     });
     if (work_.merges.empty()) return;
     worker.barrier();
@@ -41,6 +41,9 @@ class AttentionOp final : public Op {
     work_.tiles.clear();
     work_.merges.clear();
     for (int64_t s = 0; s < batch_.seqs; ++s) add_sequence(s);
+    // Heads of a block lie side by side: one thread takes them all where there is enough for everybody.
+    const auto enough = static_cast<size_t>(threads * kTilesPerThread * args_.kv.kv_heads);
+    work_.together = work_.tiles.size() >= enough ? args_.kv.kv_heads : 1;
     if (work_.tiles.size() < static_cast<size_t>(threads * kTilesPerThread)) split_tiles();
   }
 

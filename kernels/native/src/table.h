@@ -16,6 +16,7 @@ struct KernelTable {
   void (*rms_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*layer_norm)(const NormArgs&, int64_t begin, int64_t end);
   void (*gated_activation)(const PointwiseArgs&, int64_t begin, int64_t end);
+  void (*gated_strip)(const PointwiseArgs&, int64_t apart, int64_t begin, int64_t end);  // gate and up so far apart
   void (*activation)(const PointwiseArgs&, int64_t begin, int64_t end);
   void (*soft_cap)(const PointwiseArgs&, int64_t begin, int64_t end);
   void (*scale)(const PointwiseArgs&, int64_t begin, int64_t end);
@@ -24,11 +25,11 @@ struct KernelTable {
   void (*add_gated)(const PointwiseArgs&, int64_t begin, int64_t end);  // out += σ(gate) · x
   void (*rope_and_store)(const RopeArgs&, int64_t begin, int64_t end);
 
-  // rows [begin, end) of x [_, k] with the given stride
-  void (*quantize)(const float* x, int64_t stride, const QuantizedRows&, int64_t begin,
-                   int64_t end);
-  // with `tiles`: rows [begin, end) of scale · x [_, k] to bf16, as LinearArgs::x_bf16 has them
-  void (*to_bf16)(const float* x, int64_t stride, int64_t k, float scale, uint16_t* out, int64_t begin, int64_t end);
+  // columns of rows [begin, end) to 8 bits; x is the first of them
+  void (*quantize)(const float* x, int64_t stride, Columns, const QuantizedRows&, int64_t begin, int64_t end);
+  // with `tiles`: times scale to bf16, as LinearArgs::x_bf16 has them
+  void (*to_bf16)(const float* x, int64_t stride, Columns, float scale, uint16_t* out, int64_t k, int64_t begin,
+                  int64_t end);
   // row_begin is a multiple of 16: outputs of blocks of 16 columns [block_begin, block_end) for rows [row_begin, row_end)
   void (*linear)(const LinearArgs&, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end);
   int64_t (*linear_scratch)(int64_t k);  // bytes of LinearArgs::scratch

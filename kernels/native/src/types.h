@@ -78,6 +78,11 @@ struct QuantizedRows {
   int64_t k, k_padded;
 };
 
+// Columns [first, first + count) of rows; first is a multiple of 32.
+struct Columns {
+  int64_t first, count;
+};
+
 struct LinearArgs {
   WeightPart part;
   QuantizedRows q;          // quantised kinds
@@ -85,8 +90,9 @@ struct LinearArgs {
   const uint16_t* x_bf16;   // tile kernels: [rows/16][k_padded/32][16][32]
   float x_scale;            // what they were multiplied by
   int64_t x_stride;
-  const int32_t* out_rows;  // nullptr: row r goes to out + r · out_stride
-  float* out;
+  const int32_t* out_rows;  // nullptr: row r goes to row r
+  float* out;               // of row and column …
+  int64_t first_row, first_column;
   int64_t out_stride;
   const float* bias;        // for the whole matrix, or nullptr
   uint8_t* scratch;         // of this thread

@@ -31,17 +31,16 @@ inline int64_t panel_bytes(int64_t k) { return (k + kGroup - 1) / kGroup * kTile
 
 int64_t amx_linear_scratch(int64_t k) { return 4 * kTileBytes + 2 * panel_bytes(k); }
 
-// Rows in tiles: [rows/16][k/32][16][32].
-void amx_to_bf16(const float* x, int64_t stride, int64_t k, float scale, uint16_t* out, int64_t begin, int64_t end) {
+// Rows [begin, end), of which x is the first, in tiles: [rows/16][k/32][16][32].
+void amx_to_bf16(const float* x, int64_t stride, Columns columns, float scale, uint16_t* out, int64_t k, int64_t begin, int64_t end) {
   const F factor = set1(scale);
-  const int64_t steps = (k + kGroup - 1) / kGroup;
-  for (int64_t r = begin; r < end; ++r) {
-    uint16_t* row = out + r / kTileRows * steps * kTileElements + r % kTileRows * kGroup;
-    for (int64_t s = 0; s < steps; ++s)
-      for (int64_t i = 0; i < kGroup; i += kLanes) {
-        const F v = load_n(x + r * stride + s * kGroup + i, k - s * kGroup - i);
-        store_low16(row + s * kTileElements + i, bf16_bits(v * factor));
-      }
+  const int64_t steps = (k + kGroup - 1) / kGroup, first = columns.first / kGroup;
+  for (int64_t r = begin; r < end; ++r, x += stride) {
+    uint16_t* row = out + (r / kTileRows * steps + first) * kTileElements + r % kTileRows * kGroup;
+    for (int64_t i = 0; i < columns.count; i += kGroup, row += kTileElements) {
+      const F low = load_n(x + i, columns.count - i), high = load_n(x + i + kLanes, columns.count - i - kLanes);
+      _mm512_storeu_si512(row, (__m512i)_mm512_cvtne2ps_pbh((high * factor).v, (low * factor).v));
+    }
   }
 }
 
@@ -125,8 +124,8 @@ inline bool stores_tiles(const LinearArgs& a) { return !a.bias && !a.out_rows &&
 // A tile of sums, `rows` of them wanted: straight to the output where it can, else by way of `sums`.
 template <typename Write>
 inline void store_tile(const LinearArgs& a, int64_t row, int64_t rows, bool whole, int64_t block, float* sums, Write write) {
-  float* out = a.out + row * a.out_stride + a.part.n_offset + block * kLanes;
-  if (whole && stores_tiles(a) && (block + 1) * kLanes <= a.part.n) return write(out, a.out_stride * 4);
+  if (whole && stores_tiles(a) && (block + 1) * kLanes <= a.part.n)
+    return write(output_at(a, row, block), a.out_stride * 4);
   write(sums, 64);
   const F scale = set1(output_scale(a));
   for (int64_t r = 0; r < rows; ++r) store_output(a, row + r, block, load(sums + 16 * r) * scale);

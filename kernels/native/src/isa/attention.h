@@ -64,6 +64,7 @@ struct TileView {
     return a.out + (t.first_token + row / a.group) * a.out_token + head * a.out_head;
   }
   int32_t position(int32_t row) const { return t.first_position + row / a.group; }
+  int32_t end_block() const { return (t.last_key + a.kv.block_size - 1) / a.kv.block_size; }
   const uint8_t* block(int32_t index) const {
     return a.cache + static_cast<int64_t>(t.table[index]) * a.kv.block_bytes + t.kv_head * a.kv.head_bytes;
   }
@@ -212,7 +213,7 @@ template <ElementKind E> void attend_kind(const TileView& v, uint8_t* scratch) {
     for (int64_t i = 0; i < width; ++i) states[row * width + i] = 0.0f;
     states[row * width + kv.dv_padded] = kHidden;
   }
-  const int32_t step = blocks_per_partition(kv), end = (v.t.last_key + kv.block_size - 1) / kv.block_size;
+  const int32_t step = blocks_per_partition(kv), end = v.end_block();
   for (int32_t block = v.t.first_key / kv.block_size; block < end; block += step)
     partition<E>(v, block, block + step < end ? block + step : end, s, states);
   if (v.t.partial) return;

@@ -19,6 +19,7 @@ constexpr KernelTable make_table(const char* name) {
   t.rms_norm = rms_norm;
   t.layer_norm = layer_norm;
   t.gated_activation = gated_activation;
+  t.gated_strip = gated_strip;
   t.activation = activation;
   t.soft_cap = soft_cap;
   t.scale = scale;

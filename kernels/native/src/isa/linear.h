@@ -23,17 +23,14 @@ inline void quantize_group(const float* x, int64_t n, int8_t* codes, float* scal
 // Where row r keeps what belongs to group g.
 inline int64_t group_at(int64_t row, int64_t g, int64_t groups) { return row / 16 * 16 * groups + g * 16 + row % 16; }
 
-void quantize(const float* x, int64_t stride, const QuantizedRows& q, int64_t begin,
-              int64_t end) {
-  const int64_t groups = q.k_padded / kGroup;
-  for (int64_t r = begin; r < end; ++r) {
-    const float* row = x + r * stride;
-    for (int64_t g = 0; g < groups; ++g) {
-      const int64_t at = group_at(r, g, groups), left = q.k - g * kGroup;
-      quantize_group(row + g * kGroup, left, q.codes + r * q.k_padded + g * kGroup, q.scale + at, q.sum + at,
-                     q.isum + at);
+// Rows [begin, end), of which x is the first; the columns' share of the codes.
+void quantize(const float* x, int64_t stride, Columns columns, const QuantizedRows& q, int64_t begin, int64_t end) {
+  const int64_t groups = q.k_padded / kGroup, first = columns.first / kGroup;
+  for (int64_t r = begin; r < end; ++r, x += stride)
+    for (int64_t i = 0; i < columns.count; i += kGroup) {
+      const int64_t g = first + i / kGroup, at = group_at(r, g, groups);
+      quantize_group(x + i, columns.count - i, q.codes + r * q.k_padded + g * kGroup, q.scale + at, q.sum + at, q.isum + at);
     }
-  }
 }
 
 // ---- quantised weights ----------------------------------------------------------------------------------------
@@ -94,10 +91,15 @@ template <int R> struct QuantizedTile {
   }
 };
 
+inline float* output_at(const LinearArgs& a, int64_t row, int64_t block) {
+  const int64_t out_row = a.out_rows ? a.out_rows[row] : row, column = a.part.n_offset + block * kLanes;
+  return a.out + (out_row - a.first_row) * a.out_stride + column - a.first_column;
+}
+
 inline void store_output(const LinearArgs& a, int64_t row, int64_t block, F value) {
-  const int64_t n = a.part.n - block * kLanes, column = a.part.n_offset + block * kLanes;
-  if (a.bias) value = value + load_n(a.bias + column, n);
-  store_n(a.out + (a.out_rows ? a.out_rows[row] : row) * a.out_stride + column, n, value);
+  const int64_t n = a.part.n - block * kLanes;
+  if (a.bias) value = value + load_n(a.bias + a.part.n_offset + block * kLanes, n);
+  store_n(output_at(a, row, block), n, value);
 }
 
 template <WeightKind K, int R> void quantized_rows(const LinearArgs& a, int64_t row, int64_t block) {

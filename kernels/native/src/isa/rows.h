@@ -74,9 +74,10 @@ template <typename Map> inline void pointwise(const PointwiseArgs& a, int64_t be
   }
 }
 
-template <Activation A> void gated(const PointwiseArgs& a, int64_t begin, int64_t end) {
-  pointwise(a, begin, end, [&](const float* x, const float*, int64_t n) {
-    return activate<A>(load_n(x, n)) * load_n(x + a.width, n);
+// Gate and up stand `apart` columns from each other.
+template <Activation A> void gated(const PointwiseArgs& a, int64_t apart, int64_t begin, int64_t end) {
+  pointwise(a, begin, end, [=](const float* x, const float*, int64_t n) {
+    return activate<A>(load_n(x, n)) * load_n(x + apart, n);
   });
 }
 
@@ -84,14 +85,16 @@ template <Activation A> void activated(const PointwiseArgs& a, int64_t begin, in
   pointwise(a, begin, end, [](const float* x, const float*, int64_t n) { return activate<A>(load_n(x, n)); });
 }
 
-void gated_activation(const PointwiseArgs& a, int64_t begin, int64_t end) {
+void gated_strip(const PointwiseArgs& a, int64_t apart, int64_t begin, int64_t end) {
   switch (a.activation) {
-    case Activation::silu: return gated<Activation::silu>(a, begin, end);
-    case Activation::gelu: return gated<Activation::gelu>(a, begin, end);
-    case Activation::gelu_tanh: return gated<Activation::gelu_tanh>(a, begin, end);
-    case Activation::relu: return gated<Activation::relu>(a, begin, end);
+    case Activation::silu: return gated<Activation::silu>(a, apart, begin, end);
+    case Activation::gelu: return gated<Activation::gelu>(a, apart, begin, end);
+    case Activation::gelu_tanh: return gated<Activation::gelu_tanh>(a, apart, begin, end);
+    case Activation::relu: return gated<Activation::relu>(a, apart, begin, end);
   }
 }
+
+void gated_activation(const PointwiseArgs& a, int64_t begin, int64_t end) { gated_strip(a, a.width, begin, end); }
 
 void activation(const PointwiseArgs& a, int64_t begin, int64_t end) {
   switch (a.activation) {
