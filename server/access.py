@@ -12,7 +12,8 @@ from server.errors import Unauthorized
 from server.settings import Settings, SettingsProblem
 
 ANONYMOUS = "anonymous"
-OPEN_PATHS = frozenset({"/health", "/ready"})  # exact paths that need no key
+# Exact paths that need no key: probes, and the page, which asks for one itself.
+OPEN_PATHS = frozenset({"/health", "/ready", "/", "/ui/style.css", "/ui/app.js", "/ui/live.js"})
 
 
 @dataclass(frozen=True)

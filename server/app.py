@@ -22,7 +22,7 @@ from server.door import UNMATCHED, Call, Door, route_path
 from server.errors import REFUSALS, ApiError, NotFound, from_validation, refusal_reason, to_wire
 from server.generation import ABORT_CAUSES
 from server.logs import RequestLog
-from server.routes import anthropic, health, models, native, openai, operator, responses, tokens
+from server.routes import anthropic, health, models, native, openai, operator, responses, tokens, ui
 from server.settings import Settings
 from server.state import ServedModel, Server
 from server.translate.anthropic import anthropic_error
@@ -41,6 +41,7 @@ _ROUTERS = (
     native.routes,
     health.routes,
     operator.routes,
+    ui.routes,
 )
 
 

@@ -118,6 +118,7 @@ class Settings(BaseSettings):
     cors_origin: tuple[str, ...] = _field((), "http", "origin whose pages may call the API; repeat, or *")
     tls_certificate: Path | None = _field(None, "http", "PEM file with the certificate chain: serve https")
     tls_key: Path | None = _field(None, "http", "PEM file with the certificate's private key")
+    ui: bool = _field(True, "http", "the page at /: a chat, and the engine at work")
     metrics_port: int | None = _field(None, "http", "a second port for /metrics, without a key", ge=0, le=65535)
     metrics_host: str = _field("127.0.0.1", "http", "address of the metrics port")
     http_keep_alive_seconds: int = _field(75, "http", "how long an idle connection stays open", ge=1)

@@ -42,22 +42,6 @@ async def get_version() -> dict[str, str]:
     return {"version": version()}
 
 
-@routes.get("/")
-async def index(server: ServerDep) -> dict[str, Any]:
-    """Where things are."""
-    names = [] if server.model is None else list(server.model.names)
-    return {
-        "name": "octavo",
-        "version": version(),
-        "models": names,
-        "openai_base_url": "/v1",
-        "documentation": "/docs",
-        "health": "/health",
-        "ready": "/ready",
-        "metrics": "/metrics",
-    }
-
-
 # Load balancers ask with HEAD.
 routes.head("/health", include_in_schema=False)(health)
 routes.head("/ready", include_in_schema=False)(ready)
