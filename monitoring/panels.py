@@ -27,7 +27,7 @@ _USERS = Row(
             steps=share(0.99),
         ),
         Panel(
-            "Token within 200 ms of the one before",
+            "Token gap within 200 ms",
             "Objective: 99 %. Below it streams stutter: Step time says which part of a step grew.",
             in_time("octavo_inter_token_seconds", "0.2"),
             "percentunit",

@@ -40,6 +40,7 @@ def ready() -> bool:
 def served() -> Iterator[subprocess.Popen[bytes]]:
     """`make serve`, as the README has it."""
     assert "make serve" in block_with("sh", "make test")
+    assert not ready(), "another server holds port 8000: end it first"
     process = subprocess.Popen(
         ["make", "serve"],
         cwd=ROOT,

@@ -105,6 +105,7 @@ def test_the_module_runs_as_a_program_and_lists_what_there_is() -> None:
     assert "batching" in done.stdout
 
 
+@pytest.mark.slow  # a share of a core: meaningful on a quiet machine alone
 def test_the_client_takes_under_a_quarter_of_a_core_at_64_streams(url: str, tmp_path: Path) -> None:
     """64 streams of 100 tokens/s, one chunk a token: 6,400 events a second."""
     arguments = ["run", "--url", url, "-w", "w2", "--users", "64", "--sessions", "128", "--quiet"]
