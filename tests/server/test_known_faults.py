@@ -282,7 +282,7 @@ async def test_response_objects_do_not_stay_in_memory() -> None:
             await _one_stream(toy.app, leave_after=None if number % 2 else 3)
         await asyncio.sleep(0)
         gc.collect()
-        # type(), not isinstance(): that would ask every object for its __class__, and some warn or load things when asked
+        # type(), not isinstance(): that asks every object for its __class__, and some warn when asked
         alive = [thing for thing in gc.get_objects() if type(thing) is EventStream]
         assert alive == []
         assert toy.server.admission.num_active == 0
