@@ -21,9 +21,13 @@ from tests.conformance.bystander import TOKENS, Bystander, Seen
 from tests.conformance.hostile import COMPLETIONS, KINDS, post
 from tests.e2e.live import LiveServer, serving, until
 
+# The bystander's gaps are times: they mean something on a machine that does nothing else.
+pytestmark = pytest.mark.slow
+
 ANSWER_SECONDS = 0.3  # to wait for an answer that may never come, for the request may be incomplete
 GAP_SECONDS = 0.5  # that a bystander's stream may pause at most, beside what the machine itself makes it pause
 STREAM = json.dumps({"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 4}).encode()
+LOUD_STREAM = STREAM[:-1] + b', "logprobs": 5}'  # fills the buffers on the way soon
 HEAD = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[!-9;-~]+: [^\r\n]*\r\n)*)\r\n")
 
 
@@ -148,14 +152,14 @@ def test_headers_that_trickle_in(server: LiveServer, undisturbed: Seen) -> None:
     assert {answer[:12] for answer in answers} == {b"HTTP/1.1 408"}
 
 
-def open_stream(server: LiveServer, buffer_bytes: int | None = None) -> socket.socket:
+def open_stream(server: LiveServer, body: bytes = STREAM, buffer_bytes: int | None = None) -> socket.socket:
     """A connection whose answer has begun."""
     connection = socket.socket()
     if buffer_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
     connection.settimeout(20)
     connection.connect(("127.0.0.1", server.port))
-    connection.sendall(post(COMPLETIONS, STREAM))
+    connection.sendall(post(COMPLETIONS, body))
     assert connection.recv(512).startswith(b"HTTP/1.1 200")
     return connection
 
@@ -196,7 +200,7 @@ def test_readers_that_do_not_read(server: LiveServer, undisturbed: Seen) -> None
     """Each is cut off when it has read nothing for a second; the bystander reads on beside them."""
     with nobody_notices(server, undisturbed), contextlib.ExitStack() as stack:
         for _ in range(6):
-            stack.enter_context(open_stream(server, buffer_bytes=2048))
+            stack.enter_context(open_stream(server, LOUD_STREAM, buffer_bytes=2048))
         until(lambda: server.metric("octavo_requests_running") > 6, 10)
         until(lambda: server.metric("octavo_requests_running") <= 1, 60)  # the bystander's own
 
