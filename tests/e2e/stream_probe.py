@@ -1,7 +1,7 @@
 """Reads one streamed completion in a process of its own and prints the gaps between its pieces once its standard
 input ends.
 
-    python -m tests.e2e.stream_probe HOST PORT
+    python -m tests.e2e.stream_probe HOST PORT [API_KEY]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 def main() -> None:
     body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 8000, "ignore_eos": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    head += "".join(f"authorization: Bearer {key}\r\n" for key in sys.argv[3:])
     gaps: list[float] = []
     with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=30) as connection:
         connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
