@@ -17,15 +17,12 @@ class AttentionOp final : public Op {
 
   size_t local_bytes() const override { return static_cast<size_t>(table_.attention_scratch(args_.kv)); }
 
-  void run(Worker& worker) override {
-    if (worker.id == 0) plan(worker.count);
-    worker.barrier();
-    for_chunks(worker, static_cast<int64_t>(work_.tiles.size()), work_.together, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) table_.attend(args_, work_.tiles[static_cast<size_t>(i)], worker.local);
+  void run(Team& team) override {
+    plan(team.size());
+    for_chunks(team, static_cast<int64_t>(work_.tiles.size()), work_.together, [&](Worker& worker, int64_t i, int64_t end) {
+      for (; i < end; ++i) table_.attend(args_, work_.tiles[static_cast<size_t>(i)], worker.local);
     });
-    if (work_.merges.empty()) return;
-    worker.barrier();
-    for_chunks(worker, static_cast<int64_t>(work_.merges.size()), 1, [&](int64_t i, int64_t) {
+    team.parallel(static_cast<int64_t>(work_.merges.size()), [&](Worker&, int64_t i) {
       const AttentionWork::Merge& m = work_.merges[static_cast<size_t>(i)];
       float* out = args_.out + m.token * args_.out_token + m.head * args_.out_head;
       table_.merge_partials(m.first, m.parts, m.stride, args_.kv.dv, args_.kv.dv_padded, out);

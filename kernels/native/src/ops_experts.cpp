@@ -22,15 +22,14 @@ class GroupedLinearOp final : public Op {
     return prepared_.bytes() + static_cast<size_t>(padded_ * experts_[0]->k) * sizeof(float);
   }
 
-  void run(Worker& worker) override {
+  void run(Team& team) override {
     if (count_ == 0) return;
-    if (worker.id == 0) sort_by_expert();
-    worker.barrier();
+    sort_by_expert();
     // Rows in the order of experts: gathered once, and prepared from there.
-    auto* gathered = reinterpret_cast<float*>(worker.shared + prepared_.bytes());
+    auto* gathered = reinterpret_cast<float*>(team.shared() + prepared_.bytes());
     const int64_t k = experts_[0]->k;
     const Matrix sorted{gathered, padded_, k};
-    for_chunks(worker, ends_.back(), kPrepareRows, [&](int64_t begin, int64_t end) {
+    for_chunks(team, ends_.back(), kPrepareRows, [&](Worker&, int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         float* row = gathered + r * k;
         const int64_t source = sources_[static_cast<size_t>(r)];
@@ -39,12 +38,11 @@ class GroupedLinearOp final : public Op {
         else
           std::memcpy(row, x_.data + source * x_.stride, static_cast<size_t>(k) * sizeof(float));
       }
-      prepared_.fill(sorted, worker.shared, begin, end);
+      prepared_.fill(sorted, team.shared(), begin, end);
     });
-    worker.barrier();
     const int64_t blocks = blocks_of(*experts_[0]);
-    for_chunks(worker, static_cast<int64_t>(experts_.size()) * blocks, 1, [&](int64_t item, int64_t) {
-      multiply(worker, sorted, static_cast<size_t>(item / blocks), item % blocks);
+    team.parallel(static_cast<int64_t>(experts_.size()) * blocks, [&](Worker& worker, int64_t item) {
+      multiply(worker, team.shared(), sorted, static_cast<size_t>(item / blocks), item % blocks);
     });
   }
 
@@ -67,12 +65,12 @@ class GroupedLinearOp final : public Op {
   }
 
   // Item `block` counts blocks of 16 outputs over the expert's parts.
-  void multiply(Worker& worker, Matrix sorted, size_t expert, int64_t block) {
+  void multiply(Worker& worker, uint8_t* input, Matrix sorted, size_t expert, int64_t block) {
     const PackedWeight& weight = *experts_[expert];
     for (const WeightPart& part : weight.parts) {
       const int64_t blocks = blocks_of(part);
       if (block < blocks) {
-        LinearArgs args = prepared_.args(weight, part, sorted, out_, worker.shared);
+        LinearArgs args = prepared_.args(weight, part, sorted, out_, input);
         args.out_rows = order_.data();
         args.scratch = worker.local;
         table_.linear(args, starts_[expert], ends_[expert], block, block + 1);

@@ -11,55 +11,94 @@ namespace {
 constexpr int64_t kRowChunk = 256;          // rows of activations that stay in a core's cache
 constexpr int64_t kPrivateElements = 8192;  // so few are prepared by every thread for itself: no barrier
 
-// The loop over a weight's blocks and the rows' chunks, whoever comes first.
-void multiply(Worker& worker, const KernelTable& table, const PackedWeight& weight, const Prepared& prepared, Matrix x,
-              Matrix out, uint8_t* scratch) {
-  const int64_t row_chunks = (x.rows + kRowChunk - 1) / kRowChunk;
-  const int64_t step = std::clamp<int64_t>(blocks_of(weight) * row_chunks / (worker.count * 8), 1, 8);
-  int64_t first = 0;  // work items before this part
-  int64_t item = worker.next();
-  for (const WeightPart& part : weight.parts) {
-    const int64_t blocks = blocks_of(part), chunks = (blocks + step - 1) / step;
-    LinearArgs args = prepared.args(weight, part, x, out, scratch);
-    args.scratch = worker.local;
-    for (; item < first + chunks * row_chunks; item = worker.next()) {
-      const int64_t row = (item - first) / chunks * kRowChunk, block = (item - first) % chunks * step;
-      table.linear(args, row, std::min(row + kRowChunk, x.rows), block, std::min(block + step, blocks));
-    }
-    first += chunks * row_chunks;
+// A product's work items: some blocks of one part for some rows.
+class Items {
+ public:
+  Items(const PackedWeight& weight, int64_t rows, int threads)
+      : weight_(weight), rows_(rows), row_chunks_((rows + kRowChunk - 1) / kRowChunk),
+        step_(std::clamp<int64_t>(blocks_of(weight) * row_chunks_ / (threads * 8), 1, 8)) {}
+
+  int64_t count() const {
+    int64_t items = 0;
+    for (const WeightPart& part : weight_.parts) items += chunks(part) * row_chunks_;
+    return items;
   }
-}
+  void run(int64_t item, const KernelTable& table, const Prepared& prepared, Matrix x, Matrix out, uint8_t* input,
+           uint8_t* scratch) const {
+    for (const WeightPart& part : weight_.parts) {
+      const int64_t items = chunks(part) * row_chunks_;
+      if (item >= items) {
+        item -= items;
+        continue;
+      }
+      LinearArgs args = prepared.args(weight_, part, x, out, input);
+      args.scratch = scratch;
+      const int64_t row = item / chunks(part) * kRowChunk, block = item % chunks(part) * step_;
+      table.linear(args, row, std::min(row + kRowChunk, rows_), block, std::min(block + step_, blocks_of(part)));
+      return;
+    }
+  }
+
+ private:
+  int64_t chunks(const WeightPart& part) const { return (blocks_of(part) + step_ - 1) / step_; }
+
+  const PackedWeight& weight_;
+  int64_t rows_, row_chunks_, step_;
+};
+
+// Where a product's activations are prepared: few by every thread for itself, when it takes its first item; many by all
+// together beforehand.
+class Input {
+ public:
+  Input(const KernelTable& table, const PackedWeight& weight, Matrix x)
+      : prepared(table, weight, x.rows), x_(x), private_(prepared.elements() <= kPrivateElements) {}
+
+  size_t local_bytes() const { return private_ ? prepared.bytes() : 0; }
+  size_t shared_bytes() const { return private_ ? 0 : prepared.bytes(); }
+
+  void fill_shared(Team& team, uint8_t* shared) const {
+    if (private_ || !prepared.needed()) return;
+    for_chunks(team, x_.rows, kPrepareRows,
+               [&](Worker&, int64_t begin, int64_t end) { prepared.fill(x_, shared, begin, end); });
+  }
+  uint8_t* at(Worker& worker, uint8_t* local, uint8_t* shared) const {
+    if (!private_) return shared;
+    if (worker.fresh()) prepared.fill(x_, local, 0, x_.rows);
+    return local;
+  }
+
+  const Prepared prepared;
+
+ private:
+  Matrix x_;
+  bool private_;
+};
 
 class LinearOp final : public Op {
  public:
   LinearOp(const KernelTable& table, const PackedWeight& weight, Matrix x, Matrix out)
-      : table_(table), weight_(weight), x_(x), out_(out), prepared_(table, weight, x.rows),
-        private_(prepared_.elements() <= kPrivateElements) {}
+      : table_(table), weight_(weight), x_(x), out_(out), input_(table, weight, x) {}
 
-  size_t local_bytes() const override {
-    return static_cast<size_t>(table_.linear_scratch(weight_.k)) + (private_ ? prepared_.bytes() : 0);
-  }
-  size_t shared_bytes() const override { return private_ ? 0 : prepared_.bytes(); }
+  size_t local_bytes() const override { return kernel_bytes() + input_.local_bytes(); }
+  size_t shared_bytes() const override { return input_.shared_bytes(); }
 
-  void run(Worker& worker) override {
+  void run(Team& team) override {
     if (x_.rows == 0) return;
-    uint8_t* scratch = private_ ? worker.local + table_.linear_scratch(weight_.k) : worker.shared;
-    if (private_) {
-      prepared_.fill(x_, scratch, 0, x_.rows);
-    } else if (prepared_.needed()) {
-      for_chunks(worker, x_.rows, kPrepareRows,
-                 [&](int64_t begin, int64_t end) { prepared_.fill(x_, scratch, begin, end); });
-      worker.barrier();
-    }
-    multiply(worker, table_, weight_, prepared_, x_, out_, scratch);
+    input_.fill_shared(team, team.shared());
+    const Items items(weight_, x_.rows, team.size());
+    team.parallel(items.count(), [&](Worker& worker, int64_t item) {
+      uint8_t* input = input_.at(worker, worker.local + kernel_bytes(), team.shared());
+      items.run(item, table_, input_.prepared, x_, out_, input, worker.local);
+    });
   }
 
  private:
+  size_t kernel_bytes() const { return static_cast<size_t>(table_.linear_scratch(weight_.k)); }
+
   const KernelTable& table_;
   const PackedWeight& weight_;
   Matrix x_, out_;
-  Prepared prepared_;
-  bool private_;
+  Input input_;
 };
 
 // down(act(gate(x)) · up(x)): what lies between the products is made a few columns at a time, in a core's cache, and goes
@@ -69,8 +108,7 @@ class GatedMlpOp final : public Op {
   GatedMlpOp(const KernelTable& table, const PackedWeight& up, Activation activation, const PackedWeight& down, Matrix x,
              Matrix activated, Matrix out)
       : table_(table), up_(up), down_(down), activation_(activation), x_(x), activated_(activated), out_(out),
-        up_input_(table, up, x.rows), down_input_(table, down, x.rows), private_(up_input_.elements() <= kPrivateElements),
-        columns_(x.rows <= kLanes ? 64 : 128) {}
+        up_input_(table, up, x), down_input_(table, down, x.rows), columns_(x.rows <= kLanes ? 64 : 128) {}
 
   // Gate and up must be cut at whole blocks, in equal formats' order.
   static bool fits(const PackedWeight& up) {
@@ -78,47 +116,43 @@ class GatedMlpOp final : public Op {
     return up.parts.size() == 2 && up.parts[0].n == up.parts[1].n;
   }
 
-  size_t local_bytes() const override {
-    const int64_t kernel = std::max(table_.linear_scratch(up_.k), table_.linear_scratch(down_.k));
-    return static_cast<size_t>(kernel) + strip_bytes() + (private_ ? up_input_.bytes() : 0);
-  }
+  size_t local_bytes() const override { return kernel_bytes() + strip_bytes() + up_input_.local_bytes(); }
   size_t shared_bytes() const override { return up_bytes() + down_input_.bytes(); }
 
-  void run(Worker& worker) override {
+  void run(Team& team) override {
     if (x_.rows == 0) return;
-    const int64_t kernel = std::max(table_.linear_scratch(up_.k), table_.linear_scratch(down_.k));
-    auto* strip = reinterpret_cast<float*>(worker.local + kernel);
-    uint8_t* input = private_ ? worker.local + kernel + strip_bytes() : worker.shared;
-    if (private_) {
-      up_input_.fill(x_, input, 0, x_.rows);
-    } else if (up_input_.needed()) {
-      for_chunks(worker, x_.rows, kPrepareRows, [&](int64_t begin, int64_t end) { up_input_.fill(x_, input, begin, end); });
-      worker.barrier();
-    }
+    up_input_.fill_shared(team, team.shared());
+    uint8_t* between = team.shared() + up_bytes();
     const int64_t width = up_.n / 2, strips = (width + columns_ - 1) / columns_;
-    for_chunks(worker, strips * row_chunks(), 1, [&](int64_t item, int64_t) {
+    team.parallel(strips * ((x_.rows + kRowChunk - 1) / kRowChunk), [&](Worker& worker, int64_t item) {
+      uint8_t* input = up_input_.at(worker, worker.local + kernel_bytes() + strip_bytes(), team.shared());
       const int64_t row = item / strips * kRowChunk;
-      make_strip(worker, input, strip, row, std::min(row + kRowChunk, x_.rows), item % strips * columns_);
+      make_strip(worker, input, between, row, std::min(row + kRowChunk, x_.rows), item % strips * columns_);
     });
-    worker.barrier();
-    multiply(worker, table_, down_, down_input_, activated_, out_, worker.shared + up_bytes());
+    const Items items(down_, x_.rows, team.size());
+    team.parallel(items.count(), [&](Worker& worker, int64_t item) {
+      items.run(item, table_, down_input_, activated_, out_, between, worker.local);
+    });
   }
 
  private:
-  int64_t row_chunks() const { return (x_.rows + kRowChunk - 1) / kRowChunk; }
+  size_t kernel_bytes() const {
+    return static_cast<size_t>(std::max(table_.linear_scratch(up_.k), table_.linear_scratch(down_.k)));
+  }
   // Rows of `columns_` gates, as many ups, and a line that keeps rows out of each other's cache sets.
   int64_t strip_stride() const { return 2 * columns_ + kLanes; }
   size_t strip_bytes() const {
     return static_cast<size_t>(round_up(std::min(x_.rows, kRowChunk), kLanes) * strip_stride()) * sizeof(float);
   }
-  size_t up_bytes() const { return private_ ? 0 : static_cast<size_t>(round_up(static_cast<int64_t>(up_input_.bytes()), 64)); }
+  size_t up_bytes() const { return (up_input_.shared_bytes() + 63) / 64 * 64; }
 
-  void make_strip(Worker& worker, uint8_t* input, float* strip, int64_t row, int64_t row_end, int64_t column) const {
+  void make_strip(Worker& worker, uint8_t* input, uint8_t* between, int64_t row, int64_t row_end, int64_t column) const {
+    auto* strip = reinterpret_cast<float*>(worker.local + kernel_bytes());
     const int64_t width = up_.n / 2, count = std::min(columns_, width - column);
     for (int64_t half = 0; half < 2; ++half) {
       const WeightPart& part = up_.parts[up_.parts.size() == 1 ? 0 : static_cast<size_t>(half)];
       const int64_t in_part = half * width + column - part.n_offset;
-      LinearArgs args = up_input_.args(up_, part, x_, {strip + half * columns_, x_.rows, strip_stride()}, input);
+      LinearArgs args = up_input_.prepared.args(up_, part, x_, {strip + half * columns_, x_.rows, strip_stride()}, input);
       args.first_row = row;
       args.first_column = half * width + column;
       args.scratch = worker.local;
@@ -130,15 +164,15 @@ class GatedMlpOp final : public Op {
                              activation_, nullptr};
     table_.gated_strip(gate, columns_, 0, row_end - row);
     if (!kept)
-      down_input_.fill(strip, strip_stride(), {column, count}, worker.shared + up_bytes(), row, row_end);
+      down_input_.fill(strip, strip_stride(), {column, count}, between, row, row_end);
   }
 
   const KernelTable& table_;
   const PackedWeight &up_, &down_;
   Activation activation_;
   Matrix x_, activated_, out_;
-  Prepared up_input_, down_input_;
-  bool private_;
+  Input up_input_;
+  Prepared down_input_;
   int64_t columns_;
 };
 

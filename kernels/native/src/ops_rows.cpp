@@ -17,8 +17,9 @@ int64_t chunk_of(int64_t rows, int64_t width, int threads) {
 template <typename Body> class RowsOp final : public Op {
  public:
   RowsOp(int64_t rows, int64_t width, Body body) : rows_(rows), width_(width), body_(body) {}
-  void run(Worker& worker) override {
-    for_chunks(worker, rows_, chunk_of(rows_, width_, worker.count), body_);
+  void run(Team& team) override {
+    for_chunks(team, rows_, chunk_of(rows_, width_, team.size()),
+               [this](Worker&, int64_t begin, int64_t end) { body_(begin, end); });
   }
 
  private:
@@ -38,16 +39,15 @@ class CopyBlocksOp final : public Op {
       overlap_ = overlap_ || std::find(targets_.begin(), targets_.end(), source) != targets_.end();
   }
   size_t shared_bytes() const override { return overlap_ ? sources_.size() * static_cast<size_t>(bytes_) : 0; }
-  void run(Worker& worker) override {
+  void run(Team& team) override {
     const auto count = static_cast<int64_t>(sources_.size());
     const auto block = [&](int32_t id) { return cache_ + id * bytes_; };
     if (!overlap_) {
-      for_chunks(worker, count, 1, [&](int64_t i, int64_t) { copy(block(targets_[i]), block(sources_[i])); });
+      team.parallel(count, [&](Worker&, int64_t i) { copy(block(targets_[i]), block(sources_[i])); });
       return;
     }
-    for_chunks(worker, count, 1, [&](int64_t i, int64_t) { copy(worker.shared + i * bytes_, block(sources_[i])); });
-    worker.barrier();
-    for_chunks(worker, count, 1, [&](int64_t i, int64_t) { copy(block(targets_[i]), worker.shared + i * bytes_); });
+    team.parallel(count, [&](Worker&, int64_t i) { copy(team.shared() + i * bytes_, block(sources_[i])); });
+    team.parallel(count, [&](Worker&, int64_t i) { copy(block(targets_[i]), team.shared() + i * bytes_); });
   }
 
  private:

@@ -10,6 +10,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr double kNoiseRange = 26.1;  // the noise lies in [−3.14, 22.88]: a token further below the best cannot win
+constexpr int64_t kSortedAtOnce = 32;
 constexpr int64_t kNucleusGuess = 1024;
 constexpr int64_t kScanBlock = 32;
 
@@ -76,23 +77,45 @@ void edit(Row& row, const SamplingArgs& a, int64_t r) {
   });
 }
 
-// The value at the first index, from the largest down, at which the probabilities' sum reaches top_p; among the
-// elements of row.x that are >= floor.
-double nucleus_bound(Row& row, float best, float floor, float top_p) {
-  const bool all = floor == -kInfinity;
-  int64_t count = all ? row.vocab : row.gather_at_least(row.x, floor);
-  const double target = row.table.sum_exp(all ? row.x : row.values, count, best) * static_cast<double>(top_p);
-  for (bool complete = !all; ; complete = true) {
-    if (!complete) count = row.gather_at_least(row.x, row.reached_by(row.x, kNucleusGuess));
-    else if (all) std::memcpy(row.values, row.x, static_cast<size_t>(count = row.vocab) * sizeof(float));
-    std::sort(row.values, row.values + count, std::greater<>());
-    double sum = 0.0;
-    for (int64_t i = 0; i < count; ++i) {
-      sum += std::exp(static_cast<double>(row.values[i]) - best);
-      if (sum >= target) return row.values[i];
+// Where, from the largest down, the sum of e^(value − best) reaches `target`: the value there, or the least of all.
+// Halves the range by sums of the larger part, as quickselect does by counts; the last few are added one by one.
+float reach(const KernelTable& table, float* values, int64_t count, double best, double target) {
+  double sum = 0.0;  // of all values above the range
+  while (count > kSortedAtOnce) {
+    const float pivot = std::max(std::min(values[0], values[count / 2]),
+                                 std::min(std::max(values[0], values[count / 2]), values[count - 1]));
+    float* const equal = std::partition(values, values + count, [pivot](float v) { return v > pivot; });
+    float* const below = std::partition(equal, values + count, [pivot](float v) { return v == pivot; });
+    const double above = sum + table.sum_exp(values, equal - values, static_cast<float>(best));
+    if (above >= target) {
+      count = equal - values;
+      continue;
     }
-    if (complete || count == row.vocab) return row.values[count - 1];
+    sum = above + static_cast<double>(below - equal) * std::exp(pivot - best);
+    if (sum >= target || below == values + count) return pivot;
+    count -= below - values;
+    values = below;
   }
+  std::sort(values, values + count, std::greater<>());
+  for (int64_t i = 0; i < count; ++i) {
+    sum += std::exp(values[i] - best);
+    if (sum >= target) return values[i];
+  }
+  return values[count - 1];
+}
+
+// The value at the first index, from the largest down, at which the probabilities' sum reaches top_p; among the
+// elements of row.x that are >= floor. Most nuclei are few tokens: only the largest are looked at, until they do not reach.
+double nucleus_bound(Row& row, float best, float floor, float top_p) {
+  const int64_t all = row.gather_at_least(row.x, floor);
+  const double target = row.table.sum_exp(row.values, all, best) * static_cast<double>(top_p);
+  for (const int64_t guess : {kSortedAtOnce, kNucleusGuess}) {
+    const float bound = row.reached_by(row.x, guess);
+    if (bound <= floor) break;
+    const int64_t count = row.gather_at_least(row.x, bound);
+    if (row.table.sum_exp(row.values, count, best) >= target) return reach(row.table, row.values, count, best, target);
+  }
+  return reach(row.table, row.values, row.gather_at_least(row.x, floor), best, target);
 }
 
 // The least float that is >= bound.
@@ -137,8 +160,8 @@ class SampleOp final : public Op {
  public:
   SampleOp(const KernelTable& table, const SamplingArgs& args) : table_(table), args_(args) {}
   size_t local_bytes() const override { return Row::bytes(args_.vocab); }
-  void run(Worker& worker) override {
-    for_chunks(worker, args_.rows, 1, [&](int64_t r, int64_t) {
+  void run(Team& team) override {
+    team.parallel(args_.rows, [&](Worker& worker, int64_t r) {
       Row row(table_, worker.local, args_.vocab);
       args_.tokens[r] = sample_row(row, args_, r);
     });
@@ -153,8 +176,8 @@ class LogprobsOp final : public Op {
  public:
   LogprobsOp(const KernelTable& table, const LogprobsArgs& args) : table_(table), args_(args) {}
   size_t local_bytes() const override { return Row::bytes(args_.vocab); }
-  void run(Worker& worker) override {
-    for_chunks(worker, args_.rows, 1, [&](int64_t r, int64_t) {
+  void run(Team& team) override {
+    team.parallel(args_.rows, [&](Worker& worker, int64_t r) {
       Row row(table_, worker.local, args_.vocab);
       fill_row(row, r);
     });

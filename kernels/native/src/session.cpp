@@ -6,11 +6,9 @@
 namespace octavo {
 
 void Session::execute(std::unique_ptr<Op> op) {
-  pool_.reserve(op->local_bytes(), op->shared_bytes());
-  pool_.run([this, &op](Worker& worker) {
-    op->run(worker);
-    table.leave();
-  });
+  team_.reserve(op->local_bytes(), op->shared_bytes());
+  op->run(team_);
+  team_.finish();
   if (!recording_) return;
   recording_->local_bytes = std::max(recording_->local_bytes, op->local_bytes());
   recording_->shared_bytes = std::max(recording_->shared_bytes, op->shared_bytes());
@@ -29,14 +27,9 @@ std::unique_ptr<Plan> Session::finish_recording() {
 
 void Session::replay(Plan& plan) {
   if (recording_) throw std::logic_error("a plan cannot run while another is being recorded");
-  pool_.reserve(plan.local_bytes, plan.shared_bytes);
-  pool_.run([this, &plan](Worker& worker) {
-    for (const auto& op : plan.ops) {
-      op->run(worker);
-      worker.barrier();
-    }
-    table.leave();
-  });
+  team_.reserve(plan.local_bytes, plan.shared_bytes);
+  for (const auto& op : plan.ops) op->run(team_);
+  team_.finish();
 }
 
 }  // namespace octavo

@@ -14,7 +14,7 @@ namespace octavo {
 class Op {
  public:
   virtual ~Op() = default;
-  virtual void run(Worker& worker) = 0;
+  virtual void run(Team& team) = 0;
   virtual size_t local_bytes() const { return 0; }   // scratch per thread
   virtual size_t shared_bytes() const { return 0; }  // scratch in common
 
@@ -33,10 +33,10 @@ class Plan {
 
 class Session {
  public:
-  Session(const std::string& isa, int threads) : table(choose_table(isa)), pool_(threads) {}
+  Session(const std::string& isa, int threads) : table(choose_table(isa)), team_(threads, table.leave) {}
 
   const KernelTable& table;
-  int threads() const { return pool_.size(); }
+  int threads() const { return team_.size(); }
   bool recording() const { return recording_ != nullptr; }
 
   // Run the operation; when recording, keep it too.
@@ -48,14 +48,8 @@ class Session {
   void replay(Plan& plan);
 
  private:
-  Pool pool_;
+  Team team_;
   std::unique_ptr<Plan> recording_;
 };
-
-// The loop that most operations are: `count` rows in chunks, each chunk to one thread.
-template <typename Body> void for_chunks(Worker& worker, int64_t count, int64_t chunk, Body body) {
-  for (int64_t i = worker.next() * chunk; i < count; i = worker.next() * chunk)
-    body(i, i + chunk < count ? i + chunk : count);
-}
 
 }  // namespace octavo

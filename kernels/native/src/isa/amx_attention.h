@@ -105,21 +105,12 @@ inline void copy_values(const KvLayout& kv, const uint8_t* head, int32_t lane, i
   }
 }
 
-// Blocks lie anywhere, so nobody else can foresee which comes next.
-constexpr int32_t kBlocksAhead = 2;
-
-inline void fetch_lines(const uint8_t* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
-}
-
 template <ElementKind E>
 int32_t gather_groups(const TileView& v, int32_t block, int32_t end_block, const TileScratch& s, KeyGroup* groups) {
   const KvLayout& kv = v.a.kv;
   int32_t n = 0;
   for (; block < end_block; ++block) {
     const uint8_t* head = v.block(block);
-    if (block + kBlocksAhead < v.end_block()) fetch_lines(v.block(block + kBlocksAhead), kv.head_bytes);
-    if (v.t.kv_head + 1 < kv.kv_heads) fetch_lines(head + kv.head_bytes, kv.head_bytes);  // the next tile's
     for (int32_t lane = 0; lane < kv.block_size; lane += kLanes, ++n) {
       const int32_t first_key = block * kv.block_size + lane;
       if (first_key >= v.t.last_key) break;

@@ -30,9 +30,9 @@ int64_t select_at_least(const float* x, int64_t n, float bound, int32_t* out, in
   return count;
 }
 
-// e^x in float64, x <= 0, relative error below 4e-16; 0 where the result is below 1e-304.
+// e^x in float64, x <= 0, relative error below 4e-16; at least 1e-304, which no sum notices. NaN stays NaN.
 inline double exp64(double x) {
-  if (x < -700.0) return 0.0;
+  x = x < -700.0 ? -700.0 : x;
   constexpr double kMagic = 6755399441055744.0;  // 1.5 · 2^52: adding it rounds to an integer
   const double shifted = x * 1.4426950408889634 + kMagic;
   const double n = shifted - kMagic;
