@@ -168,7 +168,7 @@ class KernelSet(ABC):
     """One backend. Not thread-safe: one caller at a time."""
 
     name: str  # "torch", "native", "triton"
-    description: str  # what was chosen, for people: device, instruction set, threads
+    description: str  # what was chosen, for people: library, instruction set; the same text means the same arithmetic
     activation_dtype: DType
     kv_dtype: DType  # what a KV cache is kept in unless asked otherwise
     batch_invariant: bool  # rows are bit-for-bit independent of the batch

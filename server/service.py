@@ -23,7 +23,7 @@ from server.door import Call, ClientGone
 from server.errors import InvalidRequest
 from server.generation import Answer, Generation, Part
 from server.plan import ModelText, Plan
-from server.protocol.common import RequestModel
+from server.protocol.common import ModelRequest, RequestModel
 from server.sse import EventStream
 from server.state import Running, ServedModel, Server
 from server.translate.parts import ResponseHead, Timings
@@ -53,12 +53,8 @@ class Job(Protocol):
     starts_text: ClassVar[bool]  # answers are texts of their own, not the prompt's continuation
 
     @property
-    def body(self) -> RequestModel:
+    def body(self) -> ModelRequest:
         """The request."""
-
-    @property
-    def model_name(self) -> str | None:
-        """The model that it asks for."""
 
     @property
     def request_id(self) -> str | None:
@@ -156,7 +152,7 @@ class Work:
     @contextlib.contextmanager
     def _admitted(self) -> Iterator[ServedModel]:
         """The model, for a request that passed all checks that need no tokens."""
-        model = self.server.model_named(self.job.model_name)
+        model = self.server.model_named(self.job.body.model)
         note_unknown_fields(self.job.body, self.call, strict=self.server.settings.strict_fields)
         self._note_limits()
         with self.server.admission.enter(self.call.key, self.job.num_choices()):
@@ -185,7 +181,7 @@ class Work:
         head = ResponseHead(
             id=job.id_prefix + (job.request_id or uuid.uuid4().hex),
             created=int(time.time()),
-            model=job.model_name or model.names[0],
+            model=job.body.model or model.names[0],
             fingerprint=model.fingerprint,
         )
         self.call.headers["server-timing"] = f"tokenize;dur={(tokenized - self.call.arrived) * 1e3:.1f}"

@@ -77,8 +77,7 @@ class NativeKernels(KernelSet):
         self._plans: OrderedDict[Hashable, _native.Plan] = OrderedDict()
         self.kv_dtype = dtype
         self.isa: str = self._session.isa
-        threads = f"{num_threads} thread{'s' if num_threads > 1 else ''}"
-        self.description = f"native C++ kernels on cpu, {self.isa}, {threads}"
+        self.description = f"native C++ ({self.isa})"
 
     # -- memory ---------------------------------------------------------------------------------------------
 

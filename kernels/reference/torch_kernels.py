@@ -46,7 +46,7 @@ class TorchKernels(KernelSet):
         self._copy_stream: torch.cuda.Stream | None = None
         if self._device.type == "cpu":
             torch.set_num_threads(num_threads)
-            where = f"cpu ({torch.backends.cpu.get_cpu_capability()}), {num_threads} threads"
+            where = f"cpu ({torch.backends.cpu.get_cpu_capability()})"
         else:
             self._copy_stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             where = f"{self._device} ({torch.cuda.get_device_name(self._device)})"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.protocol.common import FirstFault, JsonObject, RequestModel, Strings, WireModel
+from server.protocol.common import FirstFault, JsonObject, ModelRequest, Strings, WireModel
 
 
 class Block(WireModel):
@@ -29,8 +29,7 @@ class InputMessage(WireModel):
     content: Content
 
 
-class CountTokensRequest(RequestModel):
-    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
+class CountTokensRequest(ModelRequest):
     messages: Annotated[list[InputMessage], FirstFault()] = Field(min_length=1)
     system: Annotated[str | Blocks | None, Field(union_mode="left_to_right")] = None
     tools: list[JsonObject] | None = Field(None, description="Refused unless empty.")

@@ -31,6 +31,12 @@ class RequestModel(WireModel):
     model_config = ConfigDict(extra="allow")
 
 
+class ModelRequest(RequestModel):
+    """A request that a model answers."""
+
+    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
+
+
 class StreamOptions(WireModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -38,10 +44,9 @@ class StreamOptions(WireModel):
     include_obfuscation: bool | None = Field(None, description="Refused when true: chunks carry no padding.")
 
 
-class SamplingFields(RequestModel):
+class SamplingFields(ModelRequest):
     """The fields that completions and chat have in common: OpenAI's, then those of other servers."""
 
-    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = Field(None, description="Token id → −100 … 100.")

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from server.protocol.common import FirstFault, RequestModel, Strings, TokenIds, WireModel
+from server.protocol.common import FirstFault, ModelRequest, Strings, TokenIds, WireModel
 
 Input = Annotated[str | TokenIds | Strings | Annotated[list[TokenIds], FirstFault()], Field(union_mode="left_to_right")]
 
 
-class EmbeddingRequest(RequestModel):
-    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
+class EmbeddingRequest(ModelRequest):
     input: Input = Field(description="A string, strings, token ids, or lists of token ids.")
     encoding_format: Literal["float", "base64"] | None = Field(None, description="Default float.")
     dimensions: int | None = Field(None, ge=1, description="Keep the first so many numbers, normalised again.")

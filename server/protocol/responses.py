@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from server.protocol.common import FirstFault, JsonObject, RequestModel, WireModel
+from server.protocol.common import FirstFault, JsonObject, ModelRequest, WireModel
 
 
 class InputPart(WireModel):
@@ -29,8 +29,7 @@ class InputItem(WireModel):
     content: Annotated[str | list[InputPart] | None, Field(union_mode="left_to_right")] = None
 
 
-class InputFields(RequestModel):
-    model: str | None = Field(None, description="A name from /v1/models; may be left out.")
+class InputFields(ModelRequest):
     input: Annotated[str | Annotated[list[InputItem], FirstFault()], Field(union_mode="left_to_right")]
     instructions: str | None = None
     tools: list[JsonObject] | None = Field(None, description="Refused unless empty.")

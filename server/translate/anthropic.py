@@ -40,10 +40,6 @@ class MessagesJob:
     starts_text: ClassVar[bool] = True
 
     @property
-    def model_name(self) -> str | None:
-        return self.body.model
-
-    @property
     def request_id(self) -> str | None:
         return None
 

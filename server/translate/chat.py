@@ -39,10 +39,6 @@ class ChatJob:
     starts_text: ClassVar[bool] = True
 
     @property
-    def model_name(self) -> str | None:
-        return self.body.model
-
-    @property
     def request_id(self) -> str | None:
         return self.body.request_id
 

@@ -31,10 +31,6 @@ class ResponsesJob:
     starts_text: ClassVar[bool] = True
 
     @property
-    def model_name(self) -> str | None:
-        return self.body.model
-
-    @property
     def request_id(self) -> str | None:
         return None
 

@@ -56,3 +56,11 @@ def reference(request: pytest.FixtureRequest) -> KernelSet:
 @pytest.fixture(scope="module", params=ISAS)
 def reference_float32(request: pytest.FixtureRequest) -> KernelSet:
     return kernels_for(request.param, threads=2, dtype=DType.FLOAT32)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_description_names_the_arithmetic_and_not_the_threads(isa: str) -> None:
+    """It goes into the system fingerprint, which once changed with --threads though no answer did."""
+    one, two = (kernels_for(isa, threads=threads, dtype=DType.FLOAT32) for threads in (1, 2))
+    assert one.description == two.description
+    assert isa in one.description
