@@ -77,6 +77,7 @@ class NativeKernels(KernelSet):
         self._plans: OrderedDict[Hashable, _native.Plan] = OrderedDict()
         self.kv_dtype = dtype
         self.isa: str = self._session.isa
+        self.num_threads: int = self._session.threads
         self.description = f"native C++ ({self.isa})"
 
     # -- memory ---------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ _HEADERS = {
 }
 
 
-@routes.get("/")
+@routes.get("/", responses={200: {"content": {"text/html": {}}}})
 async def index(request: Request, server: ServerDep) -> Response:
     """The page for browsers; for others where things are."""
     if server.settings.ui and "text/html" in request.headers.get("accept", ""):
@@ -43,7 +43,7 @@ async def index(request: Request, server: ServerDep) -> Response:
     )
 
 
-@routes.get("/ui/live")
+@routes.get("/ui/live", responses={200: {"content": {"text/event-stream": {}}}})
 async def live(server: ServerDep) -> Response:
     """Server-sent events, some a second: the latest steps with their sequences, KV blocks by state, queue, rates."""
     _check(server.settings.ui)

@@ -139,9 +139,10 @@ def test_an_instruction_set_that_does_not_exist_is_refused(monkeypatch: pytest.M
 
 def test_auto_takes_the_native_kernels_on_a_cpu() -> None:
     kernels = select("cpu", DType.BFLOAT16, "auto", 2)
+    assert isinstance(kernels, NativeKernels)
     assert kernels.name == "native"
     assert kernels.kv_dtype is DType.BFLOAT16
-    assert "2 threads" in kernels.description
+    assert kernels.num_threads == 2
     with pytest.raises(ValueError, match="run on cpu, not on cuda"):
         select("cuda", DType.BFLOAT16, "native")
 
