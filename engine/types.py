@@ -82,6 +82,7 @@ class GenerationRequest:
     tenant: int = 0  # whose request it is, for fair queues
     priority: int = 0  # lower goes first, under the priority policy
     pooling: Pooling | None = None  # an embedding request: max_tokens is 0, the vector comes in the last update
+    constraint: str | None = None  # an llguidance grammar that the outputs match; the server has compiled it before
 
 
 @dataclass(frozen=True, slots=True)
