@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,12 @@ def test_arrows_between_packages_run_one_way(package: str) -> None:
             if target.split(".")[0] not in PACKAGES or target in PACKAGES:
                 continue
             assert any(under(target, a) or under(a, target) for a in allowed), f"{name} imports {target}"
+
+
+def test_no_module_imports_in_a_circle_not_even_for_types() -> None:
+    files = {module_name(path): path for path in source_files()}
+    imports = {name: (imports_of(path) & files.keys()) - {name} for name, path in files.items()}
+    graphlib.TopologicalSorter(imports).prepare()  # CycleError names the circle
 
 
 def test_third_party_modules_stay_where_they_belong() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine.core.plan import BlockTableTail
-    from engine.core.prefix_cache import Node
+from engine.core.plan import BlockTableTail
+from engine.core.tree_node import Node
 
 
 class BlockTables:

@@ -20,7 +20,7 @@ from engine.core.block_pool import NULL_BLOCK
 from engine.core.block_tables import BlockTables
 from engine.core.kv_manager import KVManager
 from engine.core.plan import BlockCopy, KVCapacity, KVGroupCapacity
-from engine.core.prefix_cache import Node
+from engine.core.tree_node import Node
 from engine.types import KVGroupStats
 
 PreemptionMode = Literal["auto", "recompute", "swap"]

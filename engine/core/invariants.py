@@ -6,41 +6,39 @@ Nothing here is fast; tests call it after each operation, the engine when it is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from engine.core.block_pool import NULL_BLOCK, BlockState
 from engine.core.block_tables import BlockTables
 from engine.core.kv_manager import KVManager
-from engine.core.prefix_cache import Node
 from engine.core.radix_cache import RadixCache
 from engine.core.request import Sequence, Status
+from engine.core.roster import Roster
+from engine.core.tree_node import Node
 from engine.errors import EngineError
-
-if TYPE_CHECKING:
-    from engine.core.scheduler import Scheduler
 
 
 class InvariantViolation(EngineError):
     """The books don't add up; the message says where."""
 
 
-def check(scheduler: Scheduler) -> None:
-    """Raises InvariantViolation at the first thing that is wrong."""
-    roster = scheduler.roster
+def check(roster: Roster, steps_under_way: Iterable[Iterable[Sequence]]) -> None:
+    """Raises InvariantViolation at the first thing that is wrong. `steps_under_way` holds whom each step names."""
+    kv, host = roster.kv, roster.host
     holders = [*roster.running, *roster.departing]
-    check_kv(scheduler.kv, [roster.tables_of(seq) for seq in holders])
+    check_kv(kv, [roster.tables_of(seq) for seq in holders])
     for seq in holders:
-        _check_holder(scheduler.kv, seq)
-    _check_roster(scheduler)
+        _check_holder(kv, seq)
+    _check_roster(roster, Counter(id(seq) for step in steps_under_way for seq in step))
     if not holders:
-        _check_idle(scheduler.kv)
-    if scheduler.host is not None:
+        _check_idle(kv)
+    if host is not None:
         tables = [seq.parked.tables for seq in roster.queue if seq.parked is not None]
-        tables += scheduler.host.lent_tables()
-        check_kv(scheduler.host.kv, tables)
+        tables += host.lent_tables()
+        check_kv(host.kv, tables)
         if not tables:
-            _check_idle(scheduler.host.kv)
+            _check_idle(host.kv)
 
 
 def _check_idle(kv: KVManager) -> None:
@@ -176,10 +174,8 @@ def _check_holder(kv: KVManager, seq: Sequence) -> None:
         _require(tables.node.namespace == seq.request.cache_namespace, f"{seq.seq_id} left its namespace")
 
 
-def _check_roster(scheduler: Scheduler) -> None:
-    """Each live choice is in exactly one place, and the steps under way know whom they name."""
-    roster = scheduler.roster
-    named = Counter(id(seq) for step in scheduler.steps_under_way for seq in step.sequences)
+def _check_roster(roster: Roster, named: Counter[int]) -> None:
+    """Each live choice is in exactly one place, and as many steps under way name it (by its identity) as it thinks."""
     leaving = [seq for seq in roster.departing if seq.status is Status.LEAVING]
     places = [
         *[(seq, Status.WAITING) for seq in roster.queue],

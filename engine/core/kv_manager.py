@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
 from engine.core.plan import BlockCopy, BlockTableTail, KVCapacity
-from engine.core.prefix_cache import Node, NoPrefixCache, PrefixCache, PrefixMatch
+from engine.core.prefix_cache import NoPrefixCache, PrefixCache, PrefixMatch
 from engine.core.radix_cache import RadixCache
+from engine.core.tree_node import Node
 from engine.types import KVGroupStats
 
 

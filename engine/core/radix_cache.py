@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
-from engine.core.prefix_cache import Node, PrefixMatch
+from engine.core.prefix_cache import PrefixMatch
+from engine.core.tree_node import Node
 from engine.errors import EngineError
 
 

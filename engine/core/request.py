@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from engine.core.block_tables import BlockTables
+from engine.core.host_tier import Parked
 from engine.core.plan import PENDING_TOKEN, SeqId
 from engine.types import FinishReason, GenerationRequest, Pooling
-
-if TYPE_CHECKING:
-    from engine.core.host_tier import Parked
 
 _NEVER = -1
 

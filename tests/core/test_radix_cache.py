@@ -11,8 +11,9 @@ import pytest
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
-from engine.core.prefix_cache import Node, NoPrefixCache
+from engine.core.prefix_cache import NoPrefixCache
 from engine.core.radix_cache import RadixCache
+from engine.core.tree_node import Node
 from engine.errors import EngineError
 
 

@@ -111,3 +111,23 @@ def test_choices_may_part_while_their_prompt_is_under_way() -> None:
     driver.collect()
     driver.collect()
     assert all(len(o.token_ids) == 1 for o in driver.outcomes.values())
+
+
+def test_a_choice_that_parted_has_no_share_in_what_the_other_computes_again() -> None:
+    """Choice 0 parts from choice 1 while their prompt is under way, finds no block, and is preempted: what it runs
+    then it runs for itself alone."""
+    driver = make_driver(capacity(9, block_size=4), budget=2, prefix_cache=False)
+    driver.add(request(1, 2, 30))
+    driver.submit()
+    driver.collect()
+    driver.add(request(2, 17, 1, n=2))
+    for _ in range(15):
+        driver.submit()
+        driver.collect()
+    assert driver.plans[-1] == [(1, 1), (2, 1)]
+    driver.submit()
+    assert driver.submit().seqs[-1].seq_id == SeqId(1, 0)  # both choices of the other have given way
+    driver.executor.failing[SeqId(2, 0)] = "scripted"
+    driver.run()
+    assert driver.outcomes[SeqId(2, 0)].error == "scripted"
+    assert driver.outcomes[SeqId(2, 1)].finish_reason is FinishReason.LENGTH
