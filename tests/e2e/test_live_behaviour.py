@@ -173,6 +173,8 @@ def test_headers_that_do_not_arrive_in_time_are_refused(default_model_path: Path
 
 
 def test_a_client_that_does_not_read_is_cut_off(default_model_path: Path) -> None:
+    """The engine may have computed all of it long before the server gives the client up: the gauges of the engine fall
+    to 0 then, and the choices are counted later, when the server is done with them."""
     body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 8000, "ignore_eos": True, "n": 16, "logprobs": 5})
     request = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     request += f"content-length: {len(body)}\r\n\r\n{body}"
@@ -180,11 +182,9 @@ def test_a_client_that_does_not_read_is_cut_off(default_model_path: Path) -> Non
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(request.encode())
-        until(lambda: running(server) > 0, 10)
-        until(lambda: running(server) == 0, 20)
-        assert server.metric("octavo_requests_finished_total") == 16
-        with server.http() as http:
-            assert 'reason="abort"' in http.get("/metrics").text
+        until(lambda: server.metric("octavo_requests_finished_total") == 16, 30)
+        assert server.metric('octavo_aborts_total{cause="disconnect"}') > 0
+        until(lambda: running(server) == 0, 2)
 
 
 # Starting and stopping
