@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 
@@ -15,13 +16,16 @@ _log = logging.getLogger(__name__)
 def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) -> KernelSet:
     """The KernelSet for a device ("cpu", "cuda"), a compute dtype and a name of NAMES.
 
-    "auto" takes the native kernels on a CPU where they are built, and says so in one line where it has to fall back.
+    "auto" takes the native kernels on a CPU where they are built and Triton's on a GPU where it is installed, and says
+    so in one line where it has to fall back.
     Raises ValueError when the named kernels cannot run here; the message says why and what to install.
     """
     if name == "auto":
         name = _automatic(device)
     if name == "native":
         return _native(device, dtype, num_threads)
+    if name == "triton":
+        return _triton(device, dtype, num_threads)
     if name == "torch":
         # Read when torch loads OpenMP: its threads otherwise spin at every barrier, and where the server process or a
         # neighbour wants one of the processors a step takes ten times as long.
@@ -36,6 +40,9 @@ def select(device: str, dtype: DType, name: str = "auto", num_threads: int = 1) 
 
 def _automatic(device: str) -> str:
     if device != "cpu":
+        if importlib.util.find_spec("triton") is not None:
+            return "triton"
+        _log.warning("triton is not installed (pip install 'octavo[gpu]'): using the slower torch kernels")
         return "torch"
     try:
         import kernels.native.native_kernels  # noqa: F401
@@ -55,3 +62,11 @@ def _native(device: str, dtype: DType, num_threads: int) -> KernelSet:
             f"the native kernels are not built ({error}): install a C++17 compiler and run pip install . again"
         ) from error
     return NativeKernels(dtype=dtype, num_threads=num_threads)
+
+
+def _triton(device: str, dtype: DType, num_threads: int) -> KernelSet:
+    try:
+        from kernels.triton.triton_kernels import TritonKernels
+    except ImportError as error:
+        raise ValueError(f"the Triton kernels need torch and triton: pip install 'octavo[gpu]' ({error})") from error
+    return TritonKernels(device=device, dtype=dtype, num_threads=num_threads)

@@ -1,0 +1,39 @@
+"""Fixtures of the Triton kernels' tests. Without a GPU the kernels run in Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from kernels.interface import DType, KernelSet
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is loaded
+if importlib.util.find_spec("triton") is None:  # there are none for this system
+    collect_ignore_glob = ["test_*.py"]
+
+
+def _kernels(dtype: DType) -> KernelSet:
+    from kernels.triton.triton_kernels import TritonKernels
+
+    return TritonKernels(device=DEVICE, dtype=dtype, num_threads=1)
+
+
+@pytest.fixture(scope="session", params=[DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16], ids=str)
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """The Triton kernels in each type of activations."""
+    return _kernels(request.param)
+
+
+@pytest.fixture(scope="session")
+def kernels_float32() -> KernelSet:
+    return _kernels(DType.FLOAT32)
+
+
+@pytest.fixture(scope="session")
+def kernels_bfloat16() -> KernelSet:
+    return _kernels(DType.BFLOAT16)
