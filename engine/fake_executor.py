@@ -133,7 +133,7 @@ class FakeExecutor:
             embedding = (1.0, *[0.0] * (self._options.hidden_size - 1))
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if sampling.prompt_logprobs is not None:
-            prompt_logprobs = self._prompt_logprobs(record, seq.start_position, end, sampling.prompt_logprobs)
+            prompt_logprobs = self._prompt_logprobs(record, end - seq.num_logits_rows, end, sampling.prompt_logprobs)
         return SeqResult(seq.seq_id, token_ids, logprobs, prompt_logprobs, embedding)
 
     def _token(self, state: _Sequence, position: int, before: int) -> int:

@@ -91,7 +91,7 @@ def test_a_chunk_that_does_not_sample_gives_no_token() -> None:
 
 def test_logprobs_are_well_formed() -> None:
     sampling = replace(GREEDY, logprobs=2, prompt_logprobs=1)
-    [result] = run(made(), first_step(replace(REQUEST, sampling=sampling)))
+    [result] = run(made(), first_step(replace(REQUEST, sampling=sampling))._replace(num_logits_rows=3))
     [logprobs] = result.logprobs
     assert (logprobs.token_id, logprobs.rank, logprobs.top[0]) == (result.token_ids[0], 1, (logprobs.token_id, -0.5))
     assert [entry and entry.token_id for entry in result.prompt_logprobs] == [None, 6, 7]
@@ -100,10 +100,18 @@ def test_logprobs_are_well_formed() -> None:
 def test_prompt_logprobs_of_chunks_add_up() -> None:
     record = replace(REQUEST, sampling=replace(GREEDY, prompt_logprobs=0))
     executor = made()
-    first = first_step(record)._replace(token_ids=(5, 6), sample=False)
-    second = first._replace(start_position=2, token_ids=(7,), record=None)
+    first = first_step(record)._replace(token_ids=(5, 6), num_logits_rows=2, sample=False)
+    second = first._replace(start_position=2, token_ids=(7,), num_logits_rows=1, record=None)
     told = [run(executor, seq)[0].prompt_logprobs for seq in (first, second)]
     assert [[entry and entry.token_id for entry in part] for part in told] == [[None, 6, 7], []]
+
+
+@pytest.mark.parametrize(("num_logits_rows", "told"), [(0, []), (1, [7]), (2, [None, 6, 7])])
+def test_prompt_logprobs_are_told_of_the_wanted_rows_alone(num_logits_rows: int, told: list[int | None]) -> None:
+    record = replace(REQUEST, sampling=replace(GREEDY, prompt_logprobs=0))
+    seq = first_step(record)._replace(token_ids=(5, 6), num_logits_rows=num_logits_rows, sample=False)
+    [result] = run(made(), seq)
+    assert [entry and entry.token_id for entry in result.prompt_logprobs] == told
 
 
 def test_an_embedding_has_the_hidden_size_and_length_one() -> None:

@@ -131,7 +131,6 @@ class ToyEngine:
     open: dict[int, set[int]] = field(default_factory=dict)  # request id → choices that still run
     dropped: list[int] = field(default_factory=list)
     aborted: list[tuple[int, int | None]] = field(default_factory=list)
-    draining: bool = False
     closed: bool = False
     num_waiting: int = 0
     counters: Counters = field(default_factory=Counters)
@@ -144,7 +143,7 @@ class ToyEngine:
 
     @property
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, self.draining, "the toy is broken", None, 0.0)
+        return EngineStatus(self.state, False, "the toy is broken", None, 0.0)
 
     def stats(self) -> StepStats | None:
         running = sum(map(len, self.open.values()))
@@ -174,10 +173,6 @@ class ToyEngine:
 
     def remove_step_listener(self, listener: StepListener) -> None:
         self.listeners.remove(listener)
-
-    async def drain(self, timeout_seconds: float) -> bool:
-        self.draining = True
-        return not self.open
 
     async def close(self) -> None:
         self.closed = True
