@@ -17,7 +17,12 @@ KV_SHARE_MOST = 0.9  # of what is left, to reach one full context
 HOST_KV_BYTES = 4 << 30  # beside a GPU, for blocks that have to leave it, and at most
 HOST_KV_SHARE = 0.25  # of the host memory that is left
 
-BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "int8": 1}
+KV_SCALE_BYTES = 4  # an 8-bit KV cache keeps a scale per token and head
+
+Quantization = Literal["auto", "none", "int8", "int4"]
+KVCacheDType = Literal["float32", "bfloat16", "int8"]
+QUANTIZATION_GROUPS = (32, 64, 128)
 
 SchedulingPolicy = Literal["fcfs", "sjf", "priority", "fair", "lpm"]
 
@@ -62,6 +67,9 @@ class EngineConfig:
 
     model: str  # a folder in Hugging Face layout or a .gguf file; already on disk
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    quantization: Quantization = "auto"  # bits of the weights; auto: those of the file, as far as the kernels can
+    quantization_group: int = 128  # inputs that share a scale, with int4
+    kv_cache_dtype: Literal["auto"] | KVCacheDType = "auto"  # auto: the compute type
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights of the model's shapes
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -88,6 +96,7 @@ class ModelFacts:
     context_length: int  # tokens it was trained for
     weight_bytes: int  # memory that its weights are still going to take (0 once they are loaded)
     kv_values_per_token: int  # numbers that one token leaves in the KV cache, all layers together
+    kv_vectors_per_token: int = 0  # how many heads' keys and values these are: each has a scale in an 8-bit cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +106,7 @@ class ResolvedConfig:
     model: str
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16"]
+    kv_cache_dtype: KVCacheDType
     kernels: Literal["auto", "torch", "native", "triton"]
     max_model_len: int
     max_num_seqs: int
@@ -116,13 +126,18 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> Reso
     _check(config, model)
     device = _resolve_device(config, hardware)
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    block_bytes = config.block_size * model.kv_values_per_token * BYTES_PER_VALUE[dtype]
+    kv_cache_dtype: KVCacheDType = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    token_bytes = model.kv_values_per_token * BYTES_PER_VALUE[kv_cache_dtype]
+    if kv_cache_dtype == "int8":
+        token_bytes += model.kv_vectors_per_token * KV_SCALE_BYTES
+    block_bytes = config.block_size * token_bytes
     num_blocks, max_model_len = _resolve_kv(config, model, hardware, device, block_bytes)
     budget = config.max_num_batched_tokens
     return ResolvedConfig(
         model=config.model,
         device=device,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,
         kernels=config.kernels,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -155,6 +170,9 @@ def _check(config: EngineConfig, model: ModelFacts) -> None:
         raise ConfigError(
             f"--max-model-len {config.max_model_len}: the model's context is {model.context_length} tokens"
         )
+    if config.quantization_group not in QUANTIZATION_GROUPS:
+        known = ", ".join(map(str, QUANTIZATION_GROUPS))
+        raise ConfigError(f"--quantization-group must be one of {known}, not {config.quantization_group}")
 
 
 def _resolve_device(config: EngineConfig, hardware: Hardware) -> Literal["cpu", "cuda"]:

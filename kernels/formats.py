@@ -20,7 +20,7 @@ def row_bytes(name: str, columns: int) -> int:
     """Bytes of a row in one of our own formats ("INT8", "INT4_G…")."""
     if name == "INT8":
         return _SCALE_BYTES + columns
-    return columns // INT4_GROUPS[name] * (_SCALE_BYTES + INT4_GROUPS[name] // 2)
+    return -(-columns // INT4_GROUPS[name]) * (_SCALE_BYTES + INT4_GROUPS[name] // 2)
 
 
 def dequantize(part: HostWeight, first: int = 0, last: int | None = None) -> npt.NDArray[np.float32]:
@@ -32,26 +32,26 @@ def dequantize(part: HostWeight, first: int = 0, last: int | None = None) -> npt
         scales = _scales(rows[:, None])
         return scales[:, 0] * rows[:, _SCALE_BYTES:].view(np.int8)
     if part.format in INT4_GROUPS:
-        groups = rows.reshape(len(rows), part.columns // INT4_GROUPS[part.format], -1)
+        groups = rows.reshape(len(rows), -1, _SCALE_BYTES + INT4_GROUPS[part.format] // 2)
         nibbles = groups[..., _SCALE_BYTES:]
         codes = np.stack((nibbles & 15, nibbles >> 4), axis=-1).reshape(*groups.shape[:2], -1)
         signed = (codes ^ 8).astype(np.float32) - 8
-        return (_scales(groups) * signed).reshape(len(rows), part.columns)
+        return (_scales(groups) * signed).reshape(len(rows), -1)[:, : part.columns]
     dequantized: npt.NDArray[np.float32] = gguf.quants.dequantize(rows, GGMLQuantizationType[part.format])
     return dequantized
 
 
 def quantize(weight: npt.NDArray[np.float32], name: str) -> HostWeight:
-    """Round to nearest in "INT8" (scale absmax/127 per row) or "INT4_G…" (absmax/7 per group, codes in [−8, 7])."""
+    """Round to nearest in "INT8" (scale absmax/127 per row) or "INT4_G…" (absmax/7 per group, codes in [−8, 7]; a row's
+    last group is filled up with zeros)."""
     rows, columns = weight.shape
     if name == "INT8":
         scales, codes = _round(weight[:, None], 127, -127, 127)
         data = np.concatenate((scales.view(np.uint8)[:, 0], codes[:, 0].view(np.uint8)), axis=1)
         return HostWeight(name, np.ascontiguousarray(data), rows, columns)
     group = INT4_GROUPS[name]
-    if columns % group:
-        raise ValueError(f"{name} needs columns in whole groups of {group}, not {columns}")
-    scales, codes = _round(weight.reshape(rows, -1, group), 7, -8, 7)
+    whole = np.pad(weight, ((0, 0), (0, -columns % group)))
+    scales, codes = _round(whole.reshape(rows, -1, group), 7, -8, 7)
     nibbles = codes.astype(np.uint8) & 15
     packed = nibbles[..., 0::2] | nibbles[..., 1::2] << 4
     data = np.concatenate((scales.view(np.uint8), packed), axis=-1).reshape(rows, -1)

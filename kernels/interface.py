@@ -59,7 +59,8 @@ class HostWeight:
     `format` is a numpy-like type ("F32", "F16", "BF16") with `data` of that dtype (ml_dtypes.bfloat16 for BF16) and
     shape [rows, columns], or the name of a GGUF block type ("Q8_0", "Q4_1", "Q4_K", …) with `data` uint8
     [rows, bytes_per_row]. Ours besides: "INT8", per row a float16 scale and `columns` codes; "INT4_G32", "INT4_G64",
-    "INT4_G128", per group a float16 scale and two's-complement nibbles, even index low. Rows are outputs: y = x · Wᵀ.
+    "INT4_G128", per group a float16 scale and two's-complement nibbles, even index low; the last group of a row is
+    filled up with zeros. Rows are outputs: y = x · Wᵀ.
     """
 
     format: str

@@ -62,6 +62,13 @@ class Settings(BaseSettings):
         "auto", "model", "dummy: random weights of the model's shapes, to measure without the model"
     )
     dtype: Literal["auto", "float32", "bfloat16"] = _field("auto", "model", "compute type")
+    quantization: Literal["auto", "none", "int8", "int4"] = _field(
+        "auto", "model", "bits of the weights; auto keeps those of the file, none takes the compute type"
+    )
+    quantization_group: int = _field(128, "model", "inputs that share a scale, with int4: 32, 64 or 128", ge=32, le=128)
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = _field(
+        "auto", "model", "what keys and values are kept in; auto: the compute type, int8: half of bfloat16"
+    )
     max_model_len: int | None = _field(
         None, "model", "longest prompt plus answer, in tokens [the model's own context]", ge=1
     )

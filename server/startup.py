@@ -77,6 +77,9 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         model=str(model_path),
         load_format=settings.load_format,
         dtype=settings.dtype,
+        quantization=settings.quantization,
+        quantization_group=settings.quantization_group,
+        kv_cache_dtype=settings.kv_cache_dtype,
         kernels=settings.kernels,
         device=settings.device,
         max_model_len=settings.max_model_len,
@@ -159,7 +162,10 @@ def fingerprint(files: ModelFiles, info: EngineInfo) -> str:
 
 def summary(settings: Settings, model: ServedModel, info: EngineInfo, base_url: str) -> str:
     """What was chosen, in a few lines, ending with a command that works."""
-    kv_tokens = f"{info.kv_capacity_tokens:,} tokens of KV cache ({info.kv_cache_bytes / 2**20:,.0f} MiB)"
+    kv_tokens = (
+        f"{info.kv_capacity_tokens:,} tokens of KV cache in {info.kv_cache_dtype} "
+        f"({info.kv_cache_bytes / 2**20:,.0f} MiB)"
+    )
     if info.host_kv_cache_bytes:
         kv_tokens += f" and {info.host_kv_cache_bytes / 2**20:,.0f} MiB on the host"
     lines = [

@@ -77,9 +77,14 @@ def load_model(
 
 
 def load_weights(
-    files: OpenedModel, kernels: KernelSet, progress: Progress | None = None, dummy_seed: int = 0
+    files: OpenedModel,
+    kernels: KernelSet,
+    progress: Progress | None = None,
+    dummy_seed: int = 0,
+    convert: Callable[[Weights], Weights] | None = None,
 ) -> DecoderWeights:
-    """Read the weights, tensor by tensor, into the kernels' layout. `progress` gets (bytes done, bytes in all).
+    """Read the weights, tensor by tensor, into the kernels' layout. `progress` gets (bytes done, bytes in all);
+    `convert` stands between the files and the kernels.
 
     Raises ModelError naming file, tensor and reason; ValueError from kernels that cannot take a weight's type.
     """
@@ -88,7 +93,7 @@ def load_weights(
         weights = DummyWeights(dummy_seed)
     else:
         weights = Checkpoint(files.source, files.names, files.config.tied_head, progress)
-    return WeightPacker(files.config, weights, kernels).pack()
+    return WeightPacker(files.config, convert(weights) if convert else weights, kernels).pack()
 
 
 def check_weights(files: OpenedModel) -> None:

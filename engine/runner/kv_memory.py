@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from engine.config import ResolvedConfig
 from engine.core.plan import KVCapacity, KVGroupCapacity
 from engine.models.config import KVGroup
-from kernels.interface import KernelSet, KVCacheSpec
+from kernels.interface import DType, KernelSet, KVCacheSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class KVMemory:
 
 
 def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels: KernelSet) -> KVMemory:
-    """Divide resolved.kv_cache_bytes among the groups; keys and values have the kernels' own type. The groups get
-    equally many of the host's blocks."""
+    """Divide resolved.kv_cache_bytes among the groups; keys and values are kept in
+    resolved.kv_cache_dtype. The groups get equally many of the host's blocks."""
     specs = [
         KVCacheSpec(
             num_layers=len(group.layers),
@@ -66,7 +66,7 @@ def plan_kv_memory(resolved: ResolvedConfig, groups: Sequence[KVGroup], kernels:
             num_kv_heads=group.num_kv_heads,
             head_dim=group.head_dim,
             value_head_dim=group.head_dim,
-            dtype=kernels.kv_dtype,
+            dtype=DType(resolved.kv_cache_dtype),
         )
         for group in groups
     ]

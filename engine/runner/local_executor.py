@@ -14,6 +14,7 @@ from engine.executor import Executor, Ticket
 from engine.models.config import ModelConfig, kv_groups, num_parameters
 from engine.models.decoder import Decoder, Workspace
 from engine.models.loader import OpenedModel, load_weights, open_model
+from engine.models.requantize import label, requantized
 from engine.runner.copy_cost import PROBE_TOKENS, measure_copy_costs
 from engine.runner.kv_memory import KVMemory, plan_kv_memory
 from engine.runner.model_runner import ModelRunner
@@ -69,6 +70,7 @@ def build_executor(config: EngineConfig, report: Report) -> tuple[Executor, Engi
         files,
         kernels,
         lambda done, total: report(LoadProgress("reading weights", _WEIGHTS_DONE * done / max(1, total))),
+        convert=lambda read: requantized(read, config.quantization, config.quantization_group, DType(expected.dtype)),
     )
     workspace = Workspace(files.config, kernels, expected.max_num_batched_tokens)
     report(LoadProgress("reserving KV memory", _WEIGHTS_DONE))
@@ -95,7 +97,7 @@ def build_executor(config: EngineConfig, report: Report) -> tuple[Executor, Engi
         num_tokens = min(PROBE_TOKENS, resolved.max_num_batched_tokens, resolved.max_model_len)
         copy_costs = measure_copy_costs(kernels, runner, kv_caches, host_kv_caches, num_tokens)
     executor = LocalExecutor(runner, kernels, memory.capacity(copy_costs))
-    return executor, _info(files, resolved, kernels, memory)
+    return executor, _info(config, files, resolved, kernels, memory)
 
 
 def _machine(device_memory_bytes: int | None) -> hardware.Hardware:
@@ -103,8 +105,13 @@ def _machine(device_memory_bytes: int | None) -> hardware.Hardware:
 
 
 def _facts(config: ModelConfig, context_length: int, weight_bytes: int) -> ModelFacts:
-    values = sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in kv_groups(config))
-    return ModelFacts(context_length, weight_bytes, kv_values_per_token=values)
+    groups = kv_groups(config)
+    return ModelFacts(
+        context_length,
+        weight_bytes,
+        kv_values_per_token=sum(2 * len(group.layers) * group.num_kv_heads * group.head_dim for group in groups),
+        kv_vectors_per_token=sum(2 * len(group.layers) * group.num_kv_heads for group in groups),
+    )
 
 
 def _select_kernels(resolved: ResolvedConfig) -> KernelSet:
@@ -114,8 +121,11 @@ def _select_kernels(resolved: ResolvedConfig) -> KernelSet:
         raise ConfigError(f"--kernels {resolved.kernels}: {error}") from error
 
 
-def _info(files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memory: KVMemory) -> EngineInfo:
+def _info(
+    config: EngineConfig, files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memory: KVMemory
+) -> EngineInfo:
     formats = {} if files.source is None else files.source.formats()
+    main_format = max(formats, key=formats.__getitem__) if formats else "dummy"
     return EngineInfo(
         architecture=files.config.architecture,
         num_parameters=num_parameters(files.config) if files.source is None else files.source.num_elements,
@@ -134,7 +144,7 @@ def _info(files: OpenedModel, resolved: ResolvedConfig, kernels: KernelSet, memo
         kernels=kernels.description,
         dtype=resolved.dtype,
         kv_cache_dtype=memory.specs[0].dtype.value,
-        quantization=max(formats, key=formats.__getitem__) if formats else "dummy",
+        quantization=label(config.quantization, config.quantization_group, main_format, resolved.dtype),
         num_threads=resolved.num_threads,
         hidden_size=files.config.hidden_size,
     )

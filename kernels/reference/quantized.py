@@ -90,10 +90,10 @@ def unpack(part: HostWeight) -> tuple[Integers, Floats, Floats | None]:
         return codes.reshape(part.rows, groups, GROUP), scales, None
     if part.format in INT4_GROUPS:
         group = INT4_GROUPS[part.format]
-        blocks = part.data.reshape(part.rows, part.columns // group, -1)
+        blocks = part.data.reshape(part.rows, -(-part.columns // group), -1)
         both = blocks[..., 2:]
-        nibbles = np.stack((both & 15, both >> 4), axis=-1).reshape(part.rows, groups, GROUP)
-        scales = np.repeat(_half(blocks[..., :2]), group // GROUP, axis=1)
+        nibbles = np.stack((both & 15, both >> 4), axis=-1).reshape(part.rows, -1, GROUP)[:, :groups]
+        scales = np.repeat(_half(blocks[..., :2]), group // GROUP, axis=1)[:, :groups]
         return (nibbles.astype(np.int32) ^ 8) - 8, scales, None
     blocks = part.data.reshape(part.rows, groups, -1)
     scales = _half(blocks[..., :2])

@@ -71,6 +71,20 @@ def test_float32_needs_twice_the_memory() -> None:
     assert asked(dtype="float32", max_num_seqs=1).kv_cache_bytes == 2 * asked(max_num_seqs=1).kv_cache_bytes
 
 
+def test_the_kv_cache_has_the_compute_type_unless_it_is_asked_for_another() -> None:
+    assert asked().kv_cache_dtype == "bfloat16"
+    assert asked(dtype="float32").kv_cache_dtype == "float32"
+    wide = asked(kv_cache_dtype="float32", max_num_seqs=1)
+    assert (wide.dtype, wide.kv_cache_dtype) == ("bfloat16", "float32")
+    assert wide.kv_cache_bytes == 2 * asked(max_num_seqs=1).kv_cache_bytes
+
+
+def test_an_8_bit_kv_cache_has_a_scale_for_each_head_beside_its_values() -> None:
+    heads = replace(MODEL, kv_vectors_per_token=2)  # of 8 values: 16 bytes of codes, 8 of scales
+    resolved = resolve(replace(CONFIG, kv_cache_dtype="int8", max_num_seqs=1), heads, MACHINE)
+    assert resolved.kv_cache_bytes == 1024 * (16 + 8)
+
+
 @pytest.mark.parametrize(
     ("num_cpus", "num_cores", "expected"),
     [(1, 1, 1), (2, 2, 2), (2, 1, 2), (4, 4, 3), (8, 4, 4), (4, 2, 2), (64, 64, 63)],
@@ -91,6 +105,7 @@ def test_threads_leave_room_for_the_server(num_cpus: int, num_cores: int, expect
         ({"num_threads": 0}, "--threads"),
         ({"kv_cache_memory_bytes": 511}, "--kv-cache-memory"),
         ({"device": "cuda"}, "--device"),
+        ({"quantization_group": 48}, "--quantization-group"),
     ],
 )
 def test_what_cannot_work_is_refused_by_the_name_of_its_flag(changes: dict[str, object], flag: str) -> None:

@@ -118,8 +118,8 @@ WeightPart describe(const HostPart& host, WeightKind float_kind) {
   if (!f) throw std::invalid_argument("unknown weight format '" + host.format + "'");
   p.kind = f->kind;
   p.groups_per_scale = static_cast<int32_t>(f->group ? f->group / kGroup : p.k_padded / kGroup);
-  const int64_t row = f->group ? host.k / f->group * f->bytes : 2 + host.k;
-  if ((f->group && host.k % f->group) || host.row_bytes != row)
+  const int64_t row = f->group ? round_up(host.k, f->group) / f->group * f->bytes : 2 + host.k;
+  if (host.row_bytes != row)
     throw std::invalid_argument("a row of format " + host.format + " has the wrong size");
   return p;
 }
@@ -194,7 +194,7 @@ void pack_quantized(const HostPart& host, WeightPart& p, uint8_t* codes, uint8_t
         top += std::fabs(half_to_float(read<uint16_t>(group + 2)));
       }
       largest = std::max(largest, top);
-      for (int64_t i = 0; i < width; ++i)
+      for (int64_t i = 0; i < width && s * width + i < host.k; ++i)
         put_code(p, block, lane, s * width + i, code_of(host.format, group, static_cast<int>(i)));
     }
     // Inputs past k are 0 in the activations; a q4 code of 8 stands for weight 0.
