@@ -101,7 +101,7 @@ def store(layer: Layer, slots: Slots, k: torch.Tensor, v: torch.Tensor) -> None:
     """Write k [T, heads, D] and v [T, heads, Dv] to their slots."""
     where = (slots.block_ids, slots.offsets)
     if layer.scales is not None:
-        (k, k_scales), (v, v_scales) = _quantise(k), _quantise(v)
+        (k, k_scales), (v, v_scales) = quantise(k), quantise(v)
         layer.scales.index_put_(where, _real(torch.cat((k_scales, v_scales), dim=1), slots))
     rows = side_by_side(k, v)
     if rows is None:
@@ -113,13 +113,14 @@ def _real(rows: torch.Tensor, slots: Slots) -> torch.Tensor:
     return rows if slots.tokens is None else rows.index_select(0, slots.tokens)
 
 
-def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes as int8 [T, heads, D] and scales [T, heads]. A NaN reaches the scale, and from there whoever reads the
-    slot; its code may be anything."""
+def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes as int8 [T, heads, D] and scales [T, heads], the same bits as the native kernels'. A NaN reaches the
+    scale, and from there whoever reads the slot; its code may be anything."""
     wide = x.float()
-    scales = wide.abs().amax(dim=-1) / _LARGEST_CODE
-    codes = (wide / scales.clamp_min(torch.finfo(torch.float32).tiny)[..., None]).round_().nan_to_num_(0.0)
-    return codes.to(torch.int8), scales
+    top = wide.abs().amax(dim=-1)
+    inverse = torch.where(top > 0, _LARGEST_CODE / top, 0.0)
+    codes = (wide * inverse[..., None]).round_().nan_to_num_(0.0).clamp_(-_LARGEST_CODE, _LARGEST_CODE)
+    return codes.to(torch.int8), top / _LARGEST_CODE
 
 
 def gather(

@@ -25,17 +25,17 @@ def linear(x: Floats, part: HostWeight, bias: Floats | None = None) -> Floats:
     """x [rows, K] · Wᵀ + bias → [rows, N]."""
     weights, exponent = expand(part)
     scale = np.float32(1.0) if exponent is None else np.float32(2.0 ** (112 - exponent))
-    activations = _bf16(_padded(x * scale))
+    activations = bf16(_padded(x * scale))
     total = np.zeros((len(x), part.rows), np.float32)
     for start in range(0, activations.shape[1], GROUP):
-        total = _tile(activations[:, start : start + GROUP], weights[:, start : start + GROUP], total)
+        total = tile_step(activations[:, start : start + GROUP], weights[:, start : start + GROUP], total)
     return total if bias is None else total + bias
 
 
 def expand(part: HostWeight) -> tuple[Floats, int | None]:
     """The weights [N, K padded] as they stand in a tile, and the exponent e of formats with codes."""
     if part.format in formats.PLAIN:
-        return _padded(_bf16(formats.dequantize(part))), None
+        return _padded(bf16(formats.dequantize(part))), None
     codes, scales, minima = unpack(part)
     exponent = _exponent(part, scales, minima)
     power = np.float32(2.0**exponent)
@@ -62,21 +62,24 @@ def _exponent(part: HostWeight, scales: Floats, minima: Floats | None) -> int:
     return min(15, max(-14, _FP16_TOP - int(np.frexp(largest)[1])))
 
 
-def _tile(x: Floats, weights: Floats, total: Floats) -> Floats:
+def tile_step(x: Floats, weights: Floats, total: Floats) -> Floats:
+    """One instruction: total [rows, N] + x [rows, 32] · weights [N, 32]ᵀ, all of them values that bf16 holds."""
     sums = [np.zeros_like(total), np.zeros_like(total)]
     for k in range(0, GROUP, 2):
         for odd in (0, 1):
-            a = _flushed(x[:, k + odd, None])
-            b = _flushed(weights[None, :, k + odd])
-            sums[odd] = _flushed(fma(a, b, sums[odd]))
-    return _flushed(total + _flushed(sums[0] + sums[1]))
+            a = flushed(x[:, k + odd, None])
+            b = flushed(weights[None, :, k + odd])
+            sums[odd] = flushed(fma(a, b, sums[odd]))
+    return flushed(total + flushed(sums[0] + sums[1]))
 
 
-def _flushed(values: Floats) -> Floats:
+def flushed(values: Floats) -> Floats:
+    """Denormals become zero."""
     return np.where(np.abs(values) < _SMALLEST, np.float32(0.0), values).astype(np.float32)
 
 
-def _bf16(values: Floats) -> Floats:
+def bf16(values: Floats) -> Floats:
+    """Rounded to bf16, to nearest even."""
     return values.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 

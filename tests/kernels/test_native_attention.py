@@ -27,8 +27,9 @@ class Context:
     cache: Array
     spec: KVCacheSpec
     tables: npt.NDArray[np.int32]
-    keys: list[Floats]
+    keys: list[Floats]  # as the cache holds them
     values: list[Floats]
+    stored: list[tuple[Floats, Floats]]  # as they were given
 
     def attend(self, q: Floats, seqs: list[int], counts: list[int], lengths: list[int], spec: AttentionSpec) -> Floats:
         """Sequence seqs[i] has counts[i] queries, the last of which sees lengths[i] keys."""
@@ -67,7 +68,7 @@ def context(kernels: NativeKernels, dtype: DType, case: AttentionCase, poison: b
         store(nan[..., : case.head_dim].copy(), nan[..., :value_dim].copy(), slots)
     blocks = random.permutation(np.arange(1, num_blocks)).tolist()
     tables = np.full((len(lengths), max(counts)), 2**30, np.int32)
-    keys, values = [], []
+    keys, values, stored = [], [], []
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         tables[row, :count] = [blocks.pop() for _ in range(count)]
         where = np.arange(length)
@@ -77,7 +78,8 @@ def context(kernels: NativeKernels, dtype: DType, case: AttentionCase, poison: b
         store(k, v, slots)
         keys.append(held(k, dtype))
         values.append(held(v, dtype))
-    return Context(kernels, cache, spec, tables, keys, values)
+        stored.append((k, v))
+    return Context(kernels, cache, spec, tables, keys, values, stored)
 
 
 def held(x: Floats, dtype: DType) -> Floats:
