@@ -202,12 +202,19 @@ class EngineClient:
 
     def discard(self, entry: Entry) -> None:
         """Nobody listens to this request any more."""
-        if not entry.finished and self._table.drop(entry.request.request_id):
-            self._supervisor.send(Abort(entry.request.request_id))
+        self._supervisor.drop(entry)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
         self._supervisor.send(ResetPrefixCache())
+
+    def start_profile(self, max_steps: int) -> None:
+        """Note what the next so many steps of the engine do. Raises EngineUnavailable, ProfileRefused."""
+        self._supervisor.start_profile(max_steps)
+
+    async def stop_profile(self) -> bytes:
+        """What was noted, as Chrome's Trace Event JSON. Raises ProfileRefused."""
+        return await self._supervisor.stop_profile()
 
     # --- what is going on --------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ EngineError
 ├── RequestRejected          add() refuses: this request can never run here (the client's fault)
 ├── ModelError               the model's files cannot be served: names file, tensor and reason
 ├── ConfigError              flags contradict each other or the machine; names the flag to turn
+├── ProfileRefused           a profile is being taken already, or none is
 └── EngineUnavailable        no engine to ask
     ├── EngineDead           the process ended
     └── EngineDraining       finishing what runs, taking nothing new
@@ -26,6 +27,10 @@ class ModelError(EngineError):
 
 class ConfigError(EngineError):
     """The configuration cannot work; the message names the flag to turn."""
+
+
+class ProfileRefused(EngineError):
+    """A profile cannot be started or stopped now; the message is fit for an operator."""
 
 
 class EngineUnavailable(EngineError):

@@ -22,8 +22,9 @@ class Executor(Protocol):
     def capacity(self) -> KVCapacity:
         """KV memory; constant over the executor's life."""
 
-    def submit(self, output: SchedulerOutput) -> Ticket:
-        """Start a step; may return before it has run. Steps run in order of submission."""
+    def submit(self, output: SchedulerOutput, *, timed: bool = False) -> Ticket:
+        """Start a step; may return before it has run. Steps run in order of submission. `timed`: also tell how long
+        each operation took, where that can be told; the step may take longer then."""
 
     def collect(self, ticket: Ticket) -> StepResult:
         """Wait for a submitted step. Raises only if the engine as a whole cannot go on; a failure of one

@@ -33,6 +33,8 @@ from engine.core.plan import (
     SeqId,
     SeqResult,
     StepResult,
+    StepTimes,
+    TimedSpan,
 )
 from engine.executor import Ticket
 from engine.types import EngineInfo, GenerationRequest, LoadProgress, TokenLogprobs
@@ -65,14 +67,17 @@ class FakeExecutor:
     def capacity(self) -> KVCapacity:
         return self._capacity
 
-    def submit(self, output: SchedulerOutput) -> Ticket:
+    def submit(self, output: SchedulerOutput, *, timed: bool = False) -> Ticket:
         self._num_steps += 1
         self.forget(output.forget)
         self._strike(output)
         results = tuple([self._run(seq) for seq in output.seqs])
         cost = self._options.step_seconds + self._options.token_seconds * output.num_scheduled_tokens
-        self._free_at = max(self._free_at, time.monotonic()) + cost if cost else 0.0
-        self._results[output.step_id] = StepResult(output.step_id, results), self._free_at
+        begin = max(self._free_at, time.monotonic())
+        self._free_at = begin + cost if cost else 0.0
+        operations = (TimedSpan("pretend", begin, begin + cost),) if timed else ()
+        times = StepTimes(begin, begin + cost, begin + cost, operations)
+        self._results[output.step_id] = StepResult(output.step_id, results, times=times), self._free_at
         return Ticket(output.step_id)
 
     def collect(self, ticket: Ticket) -> StepResult:

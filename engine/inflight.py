@@ -118,10 +118,11 @@ class InFlight:
         self._empty.clear()
         return entry
 
-    def drop(self, request_id: int) -> bool:
+    def drop(self, entry: Entry) -> bool:
         """Forget a request whose consumer has gone; whether the running engine still has some of it."""
-        entry = self._entries.pop(request_id, None)
-        if entry is None:
+        self.num_dropped_tokens += sum(len(update.new_token_ids) for update in entry.pending)
+        entry.pending.clear()
+        if self._entries.pop(entry.request.request_id, None) is None:
             return False
         running = any(choice.submitted and not choice.finished for choice in entry.choices.values())
         for choice in entry.choices.values():

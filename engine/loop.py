@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.core.plan import SchedulerOutput
+from engine.core.plan import SchedulerOutput, TimedSpan
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineError, RequestRejected
 from engine.executor import Executor, Ticket
 from engine.link import Link
+from engine.profile import Profile
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate
 from engine.wire import (
     Abort,
@@ -25,10 +26,13 @@ from engine.wire import (
     News,
     Ping,
     Pong,
+    Profiled,
     ResetPrefixCache,
     Shutdown,
+    StartProfile,
     StepBegun,
     StepDone,
+    StopProfile,
     Submit,
 )
 
@@ -36,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 _QUIET_SECONDS = 1.0
+_TIMED_EVERY = 64  # of so many steps one tells how long each of its operations took: waiting for each costs a little
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class EngineLoop:
         self._in_flight: deque[_InFlight] = deque()
         self._stopping = False
         self._expert_tokens_total: tuple[int, ...] = ()
+        self._profile: Profile | None = None  # while one is taken
         self._publish_seconds = 0.0  # of the latest step
         self._step_ended_at: float | None = None  # the latest one, if there was work left behind it
 
@@ -128,6 +134,11 @@ class EngineLoop:
                 case ResetPrefixCache():
                     self._scheduler.reset_prefix_cache()
                     changed = True
+                case StartProfile(max_steps):
+                    self._profile = Profile(max_steps)
+                case StopProfile():
+                    self._link.send(Profiled((self._profile or Profile(0)).trace()))
+                    self._profile = None
                 case Shutdown():
                     self._stopping = True
                 case Configure():
@@ -165,7 +176,8 @@ class EngineLoop:
                     raise EngineError("the scheduler has work and plans nothing")
                 break
             self._link.send(_announce(output))
-            ticket = self._executor.submit(output)
+            timed = output.step_id % _TIMED_EVERY == 0 or (self._profile is not None and not self._profile.full)
+            ticket = self._executor.submit(output, timed=timed)
             self._in_flight.append(_InFlight(output, ticket, begun_at, submitted_at, self._gap(begun_at)))
 
     def _gap(self, begun_at: float) -> float:
@@ -177,7 +189,7 @@ class EngineLoop:
     def _finish_step(self, step: _InFlight) -> None:
         result = self._executor.collect(step.ticket)
         collected_at = self._clock()
-        self._expert_tokens_total = result.expert_tokens_total
+        self._expert_tokens_total, times = result.expert_tokens_total, result.times
         updates = self._scheduler.update(step.output, result)
         updated_at = self._clock()
         stats = replace(
@@ -186,6 +198,9 @@ class EngineLoop:
             started_at=step.begun_at,
             schedule_seconds=step.submitted_at - step.begun_at,
             execute_seconds=collected_at - step.submitted_at,
+            forward_seconds=0.0 if times is None else times.forward_end - times.forward_begin,
+            sample_seconds=0.0 if times is None else times.sample_end - times.forward_end,
+            kernel_seconds=() if times is None else _by_operation(times.operations),
             update_seconds=updated_at - collected_at,
             publish_seconds=self._publish_seconds,
             gap_seconds=step.gap_seconds,
@@ -195,6 +210,8 @@ class EngineLoop:
         ended_at = self._clock()
         self._publish_seconds = ended_at - updated_at
         self._step_ended_at = ended_at if self.busy else None
+        if self._profile is not None:
+            self._profile.add(stats, times, len(step.output.seqs), ended_at)
 
 
 def _announce(output: SchedulerOutput) -> StepBegun:
@@ -210,6 +227,14 @@ def _announce(output: SchedulerOutput) -> StepBegun:
         blocks_swapped_out=len(output.swap_out),
         blocks_swapped_in=len(output.swap_in),
     )
+
+
+def _by_operation(spans: tuple[TimedSpan, ...]) -> tuple[tuple[str, float], ...]:
+    """(name, seconds), each name once."""
+    seconds: dict[str, float] = {}
+    for name, begin, end in spans:
+        seconds[name] = seconds.get(name, 0.0) + end - begin
+    return tuple(seconds.items())
 
 
 def _refusals(request: GenerationRequest, message: str, kind: ErrorKind) -> list[RequestUpdate]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from engine.child import Death, EngineProcess
 from engine.config import EngineConfig
 from engine.core.plan import SeqId
-from engine.errors import ConfigError, EngineDead, EngineError, ModelError
+from engine.errors import ConfigError, EngineDead, EngineError, EngineUnavailable, ModelError, ProfileRefused
 from engine.flight_recorder import FlightRecorder, Record, write_dump
 from engine.inflight import Choice, Entry, InFlight
 from engine.recovery import Recovery, RecoveryOptions
@@ -38,10 +38,13 @@ from engine.wire import (
     News,
     Ping,
     Pong,
+    Profiled,
     Ready,
     Shutdown,
+    StartProfile,
     StepBegun,
     StepDone,
+    StopProfile,
     Submit,
 )
 
@@ -123,6 +126,7 @@ class Supervisor:
         self._alone: SeqId | None = None  # the suspect on trial
         self._watchdog = Watchdog(options.limits, 0.0)
         self._timer: asyncio.TimerHandle | None = None
+        self._profiled: asyncio.Future[bytes] | None = None  # the profile being taken; b"" if it was lost
 
     @property
     def pid(self) -> int | None:
@@ -139,6 +143,12 @@ class Supervisor:
         if self.state is EngineState.READY:
             self._send_requests(self._table.take(entry))
 
+    def drop(self, entry: Entry) -> None:
+        """Nobody waits for this request any more: what has not ended is aborted, what was not taken is counted."""
+        if self._table.drop(entry):
+            self.send(Abort(entry.request.request_id))
+        self.counters.dropped_tokens = self._table.num_dropped_tokens
+
     def flight_record(self) -> Record:
         """What is known of the engine, its last steps and the open requests: JSON."""
         return {
@@ -154,6 +164,30 @@ class Supervisor:
             "open_requests": self._table.records(),
             "steps": self._recorder.records(),
         }
+
+    def start_profile(self, max_steps: int) -> None:
+        """Let the engine note what its next steps do. Raises EngineUnavailable, ProfileRefused while one is taken."""
+        if self.state is not EngineState.READY:
+            raise EngineUnavailable("there is no engine to profile")
+        if self._profiled is not None and not self._profiled.done():
+            raise ProfileRefused("a profile is being taken")
+        self._profiled = asyncio.get_running_loop().create_future()
+        self.send(StartProfile(max_steps))
+
+    async def stop_profile(self) -> bytes:
+        """The trace: Chrome's Trace Event JSON. Raises ProfileRefused if none is taken or the engine died meanwhile."""
+        if self._profiled is None:
+            raise ProfileRefused("no profile is being taken")
+        self.send(StopProfile())
+        trace = await self._profiled
+        self._profiled = None
+        if not trace:
+            raise ProfileRefused("the engine died while the profile was taken")
+        return trace
+
+    def _profile_ended(self, trace: bytes) -> None:
+        if self._profiled is not None and not self._profiled.done():
+            self._profiled.set_result(trace)
 
     def close(self) -> None:
         """Let `run` end: the engine is told to exit, and killed if it does not."""
@@ -325,6 +359,8 @@ class Supervisor:
                 self._loaded = True
             case Fatal():
                 self._fatal = event
+            case Profiled(trace):
+                self._profile_ended(trace)
             case Pong():
                 pass  # that it came is all it says
         self._changed.set()
@@ -344,6 +380,7 @@ class Supervisor:
             self.state = EngineState.RESTARTING
             self.reason = "the engine is being restarted"
         self.counters.replayed_choices += self._table.lose_engine()
+        self._profile_ended(b"")
         self._changed.set()
 
     def _check_watchdog(self) -> None:

@@ -148,6 +148,9 @@ class StepStats:
     expert_tokens_total: tuple[int, ...] = ()
     schedule_seconds: float = 0.0  # the times are filled in by the loop
     execute_seconds: float = 0.0
+    forward_seconds: float = 0.0  # of execute_seconds: the model
+    sample_seconds: float = 0.0  # of execute_seconds: output head, draw, logprobs
+    kernel_seconds: tuple[tuple[str, float], ...] = ()  # of forward_seconds, by operation: in one step of many
     update_seconds: float = 0.0
     publish_seconds: float = 0.0  # telling the server about the step before: this one's is not over when it is told
     gap_seconds: float = 0.0  # between the step before and this one, if there was work all the while

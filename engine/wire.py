@@ -62,11 +62,21 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_
     """Forget all cached prefixes that nobody references."""
 
 
+class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag="start_profile"):
+    """Note what the next so many steps do; what has been noted so far is forgotten."""
+
+    max_steps: int
+
+
+class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag="stop_profile"):
+    """Answer with a Profiled between two steps."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Exit 0 after the step that runs."""
 
 
-Command = Configure | Submit | Abort | Ping | ResetPrefixCache | Shutdown
+Command = Configure | Submit | Abort | Ping | ResetPrefixCache | StartProfile | StopProfile | Shutdown
 
 
 # --- engine → server -------------------------------------------------------------------------------------------------
@@ -115,6 +125,12 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     number: int
 
 
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
+    """What has been noted since StartProfile: Chrome's Trace Event JSON."""
+
+    trace: bytes
+
+
 class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     """The last frame: the engine cannot go on, and why."""
 
@@ -122,7 +138,7 @@ class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     message: str
 
 
-Event = Loading | Ready | StepBegun | StepDone | News | Pong | Fatal
+Event = Loading | Ready | StepBegun | StepDone | News | Pong | Profiled | Fatal
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

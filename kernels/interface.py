@@ -19,6 +19,7 @@ E experts, K/N inputs/outputs of a linear.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from kernels.timing import OperationTime, watched
 
 Array = Any  # opaque: torch.Tensor or numpy.ndarray, whatever the KernelSet allocates
 
@@ -401,6 +404,32 @@ class KernelSet(ABC):
         contents differ between calls). A backend may record it once and replay it. The index arrays of the step
         (positions, slots, block tables, lengths) do not change within: what follows from them may be kept."""
         forward()
+
+    def run_timed(self, shape_class: Hashable, forward: Callable[[], None]) -> list[OperationTime]:
+        """As run(), waiting for each operation: slower. How long each took; [] where that cannot be told of this call
+        (a backend that has to record the shape class first)."""
+        times: list[OperationTime] = []
+        started = begin = time.perf_counter()
+
+        def begun(name: str) -> None:
+            nonlocal begin
+            self.range_begun(name)
+            begin = time.perf_counter()
+
+        def ended(name: str) -> None:
+            self.synchronize()
+            self.range_ended()
+            times.append(OperationTime(name, begin - started, time.perf_counter() - started))
+
+        with watched(self, begun, ended):
+            self.run(shape_class, forward)
+        return times
+
+    def range_begun(self, name: str) -> None:
+        """Mark the begin of a range for the profiler of the device (NVTX), where there is one; ranges nest."""
+
+    def range_ended(self) -> None:
+        """The end of the latest one."""
 
     def synchronize(self) -> None:
         """Wait until all operations so far are done."""

@@ -80,7 +80,11 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             Spec("prompt_tokens", "counter", "Tokens of prompts taken in."),
             Spec("cached_prompt_tokens", "counter", "Of these, tokens that the prefix cache had."),
             Spec("generation_tokens", "counter", "Tokens delivered in answers: what clients have got, to the token."),
-            Spec("discarded_tokens", "counter", "Tokens that arrived after a stop string had ended their choice."),
+            Spec(
+                "discarded_tokens",
+                "counter",
+                "Tokens that arrived and were not delivered: behind a stop string, or when the client had gone.",
+            ),
             Spec("requests_finished", "counter", "Choices that ended, by reason.", ("reason",)),
             Spec("aborts", "counter", "Choices that ended before their time, by cause.", ("cause",)),
             Spec("slow_requests", "counter", "Requests that took longer than --slow-request-seconds."),
@@ -97,9 +101,16 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             Spec(
                 "step_phase_seconds",
                 "histogram",
-                "Parts of a step: schedule, execute, update, publish, and the gap before it while there was work.",
+                "Parts of a step: schedule, prepare its inputs, forward (the model), sample (output head, draw), "
+                "update, publish, and the gap before it while there was work.",
                 ("phase",),
                 _STEP_SECONDS,
+            ),
+            Spec(
+                "sampled_kernel_seconds",
+                "counter",
+                "Forward passes by kernel, of one step in 64: shares of the time, not the whole of it.",
+                ("kernel",),
             ),
             Spec("step_sequences", "histogram", "Sequences in a step.", (), _BATCH_SEQUENCES),
             Spec("step_tokens", "histogram", "Tokens in a step.", (), _BATCH_TOKENS),
@@ -131,6 +142,16 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
             Spec("kv_capacity_tokens", "gauge", "Tokens that the KV cache can hold."),
             Spec("kv_cache_bytes", "gauge", "Memory set aside for KV."),
             Spec("weight_bytes", "gauge", "Memory of the weights."),
+            Spec(
+                "host_kv_blocks",
+                "gauge",
+                "Blocks of the host's KV pool by state; private and shared wait to come back.",
+                ("group", "state"),
+            ),
+            Spec("host_kv_cache_bytes", "gauge", "Memory of the host set aside for KV."),
+            Spec(
+                "swapped_blocks", "counter", "KV blocks copied to the host's pool (out) and back (in).", ("direction",)
+            ),
             Spec("prefix_query_tokens", "counter", "Prompt tokens looked up in the prefix cache."),
             Spec("prefix_hit_tokens", "counter", "Prompt tokens found in the prefix cache."),
             Spec("evicted_blocks", "counter", "Cached KV blocks reclaimed."),

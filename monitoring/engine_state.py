@@ -22,6 +22,13 @@ _TOTALS = {
     "parked": "parked_total",
     "preempted_tokens": "preempted_tokens_total",
     "overrun_tokens": "overrun_tokens_total",
+    "swapped_out_blocks": "swapped_out_blocks_total",
+    "swapped_in_blocks": "swapped_in_blocks_total",
+}
+_SPLIT = {  # totals that share a metric: metric, label
+    "swapped_out_blocks": ("swapped_blocks", "out"),
+    "swapped_in_blocks": ("swapped_blocks", "in"),
+    "parked": ("preemptions", "swap"),
 }
 _GAUGES = {
     "requests_running": "num_running",
@@ -91,21 +98,29 @@ def samples(stats: StepStats | None, totals: Totals, life: EngineLife) -> Iterat
     for name in _TOTALS:
         if name == "preemptions":
             yield Sample(name, ("recompute",), totals[name] - totals["parked"])
-            yield Sample(name, ("swap",), totals["parked"])
         elif name == "overrun_tokens":
             yield Sample(name, (), totals[name] + life.dropped_tokens)
-        elif name != "parked":
+        elif name in _SPLIT:
+            metric, label = _SPLIT[name]
+            yield Sample(metric, (label,), totals[name])
+        else:
             yield Sample(name, (), totals[name])
     for expert, count in _by_expert(totals.expert_tokens):
         yield Sample("expert_tokens", (expert,), count)
-    for number, group in enumerate(stats.kv_groups if stats is not None else ()):
-        for state in KV_STATES:
-            yield Sample("kv_blocks", (str(number), state), getattr(group, state))
+    if stats is not None:
+        yield from _blocks("kv_blocks", stats.kv_groups)
+        yield from _blocks("host_kv_blocks", stats.kv_host_groups)
     yield Sample("kv_usage_ratio", (), usage_ratio(stats))
     yield Sample("oldest_waiting_seconds", (), life.longest_wait_seconds)
     yield Sample("engine_restarts", (), life.restarts)
     yield Sample("replayed_choices", (), life.replayed_choices)
     yield Sample("failed_choices", (), life.failed_choices)
+
+
+def _blocks(name: str, groups: tuple[KVGroupStats, ...]) -> Iterator[Sample]:
+    for number, group in enumerate(groups):
+        for state in KV_STATES:
+            yield Sample(name, (str(number), state), getattr(group, state))
 
 
 def _by_expert(counts: tuple[int, ...]) -> Iterator[tuple[str, int]]:

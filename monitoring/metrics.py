@@ -29,11 +29,11 @@ from monitoring.catalogue import PREFIX, SPECS, Spec
 from monitoring.engine_state import EngineLife, Sample, Totals, samples
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-PHASES = ("schedule", "execute", "update", "publish", "gap")
+PHASES = ("schedule", "prepare", "forward", "sample", "update", "publish", "gap")
 _Recorded = TypeVar("_Recorded", Counter, Gauge, Histogram)
 _READ_AT_SCRAPES = frozenset(
     {sample.name for sample in samples(None, Totals(), EngineLife())}
-    | {"kv_blocks", "expert_tokens"}
+    | {"kv_blocks", "host_kv_blocks", "expert_tokens"}
     | {spec.name for spec in SPECS if spec.name.startswith("accelerator_")}
 )
 
@@ -80,7 +80,7 @@ class Metrics:
         self._inter_token = self._histogram("inter_token_seconds")
         self._generation_tokens = self._counter("generation_tokens")
         phases = self._histogram("step_phase_seconds")
-        self._schedule, self._execute, self._update, self._publish, self._gap = [phases.labels(p) for p in PHASES]
+        self._phases = [phases.labels(phase) for phase in PHASES]
         self._step_sequences = self._histogram("step_sequences")
         self._step_tokens = self._histogram("step_tokens")
         computed = self._counter("computed_tokens")
@@ -125,6 +125,7 @@ class Metrics:
         ).set(1)
         self._gauge("kv_capacity_tokens").set(info.kv_capacity_tokens)
         self._gauge("kv_cache_bytes").set(info.kv_cache_bytes)
+        self._gauge("host_kv_cache_bytes").set(info.host_kv_cache_bytes)
         self._gauge("weight_bytes").set(info.weight_bytes)
         self._gauge("max_step_sequences").set(info.max_num_seqs)
         self._gauge("max_step_tokens").set(info.max_num_batched_tokens)
@@ -196,15 +197,28 @@ class Metrics:
     def step_done(self, stats: StepStats, num_sequences: int, restarts: int) -> None:
         """After every step; `restarts` of the engine so far."""
         self._totals.note(stats, restarts)
-        self._schedule.observe(stats.schedule_seconds)
-        self._execute.observe(stats.execute_seconds)
-        self._update.observe(stats.update_seconds)
-        self._publish.observe(stats.publish_seconds)
-        self._gap.observe(stats.gap_seconds)
+        for phase, seconds in zip(self._phases, _phase_seconds(stats), strict=True):
+            phase.observe(seconds)
+        for kernel, seconds in stats.kernel_seconds:
+            self._counter("sampled_kernel_seconds").labels(kernel).inc(seconds)
         self._step_sequences.observe(num_sequences)
         self._step_tokens.observe(stats.num_prefill_tokens + stats.num_decode_tokens)
         self._prefill_tokens.inc(stats.num_prefill_tokens)
         self._decode_tokens.inc(stats.num_decode_tokens)
+
+
+def _phase_seconds(stats: StepStats) -> tuple[float, ...]:
+    """In the order of PHASES."""
+    prepare = max(0.0, stats.execute_seconds - stats.forward_seconds - stats.sample_seconds)
+    return (
+        stats.schedule_seconds,
+        prepare,
+        stats.forward_seconds,
+        stats.sample_seconds,
+        stats.update_seconds,
+        stats.publish_seconds,
+        stats.gap_seconds,
+    )
 
 
 class _EngineCollector(Collector):

@@ -133,9 +133,8 @@ _ENGINE = Row(
         ),
         Panel(
             "Step time",
-            "Mean time of each part of a step. execute should dwarf the others; gap is time in which there was "
-            "work and none "
-            "was done: the CPU is busy elsewhere.",
+            "Mean time of each part of a step. forward should dwarf the others; gap is time in which there was "
+            "work and none was done: the CPU is busy elsewhere. prepare is inputs, and KV copied or swapped.",
             (
                 Query(
                     f"{sum_rate('octavo_step_phase_seconds_sum{I}', 'phase')}"
@@ -144,6 +143,20 @@ _ENGINE = Row(
                 ),
             ),
             "s",
+            stacked=True,
+        ),
+        Panel(
+            "Forward pass by kernel",
+            "Shares of the model's time, from one step in 64. Attention grows with the context, linear and gated_mlp "
+            "with the tokens in a step; another kernel that takes a tenth or more is worth a profile.",
+            (
+                Query(
+                    f"{sum_rate('octavo_sampled_kernel_seconds_total{I}', 'kernel')}"
+                    f" / scalar({sum_rate('octavo_sampled_kernel_seconds_total{I}')})",
+                    "{{kernel}}",
+                ),
+            ),
+            "percentunit",
             stacked=True,
         ),
         Panel(
@@ -230,6 +243,20 @@ _MEMORY = Row(
                 Query(sum_rate("octavo_preemptions_total{I}", "kind"), "{{kind}}"),
                 Query(sum_rate("octavo_preempted_tokens_total{I}"), "tokens lost"),
             ),
+        ),
+        Panel(
+            "Host's KV pool",
+            "Blocks by state, where --host-kv-memory gives some. private and shared wait to come back: preempted "
+            "sequences; cached are prefixes that had to leave. If it is always full, give it more memory.",
+            (Query("sum by (state) (octavo_host_kv_blocks{I})", "{{state}}"),),
+            stacked=True,
+            needs="a host pool",
+        ),
+        Panel(
+            "Swapped blocks",
+            "Blocks copied to the host's pool and back, a second. Much of both: sequences take turns in a KV cache "
+            "that is too small for them.",
+            (Query(sum_rate("octavo_swapped_blocks_total{I}", "direction"), "{{direction}}"),),
         ),
         Panel(
             "Prefix cache hits",
@@ -345,6 +372,7 @@ _MACHINE = Row(
                 Query("sum by (instance) (octavo_engine_process_resident_memory_bytes{I})", "engine {{instance}}"),
                 Query("sum(octavo_weight_bytes{I})", "of it: weights"),
                 Query("sum(octavo_kv_cache_bytes{I})", "of it: KV"),
+                Query("sum(octavo_host_kv_cache_bytes{I})", "of it: KV that had to leave"),
             ),
             "bytes",
         ),

@@ -29,7 +29,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.errors import EngineUnavailable, RequestRejected
+from engine.errors import EngineUnavailable, ProfileRefused, RequestRejected
 
 logger = logging.getLogger("octavo")
 
@@ -126,6 +126,7 @@ ERROR_TABLE: Mapping[type[Exception], ErrorRow] = {
     NotFound: ErrorRow(404, "invalid_request_error", "not_found", retry=False),
     UnknownModel: ErrorRow(404, "invalid_request_error", "model_not_found", retry=False),
     Aborted: ErrorRow(409, "invalid_request_error", "request_aborted", retry=False),
+    ProfileRefused: ErrorRow(409, "invalid_request_error", "profile_refused", retry=False),
     BodyTooLarge: ErrorRow(413, "invalid_request_error", "request_too_large", retry=False),
     UnsupportedMediaType: ErrorRow(415, "invalid_request_error", "unsupported_media_type", retry=False),
     RateLimited: ErrorRow(429, "rate_limit_error", "rate_limit_exceeded"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -111,6 +112,7 @@ class Generation:
         self._num_open = len(self._choices)
         self._cached_tokens: dict[int, int] = {}
         self._courses: list[_Course] = []  # [prompt], once submitted
+        self._arrived: deque[RequestUpdate] = deque()  # from the engine, not taken yet
         self._abort_error: ApiError | None = None
         self._cut_short = "abort"  # the reason noted for choices that have no end of their own
         self._cause = "disconnect"  # of an abort: the client has gone, unless we know better
@@ -154,8 +156,9 @@ class Generation:
                 contextlib.aclosing(self._in_time(stream)) as items,
             ):
                 async for updates in items:
-                    for number, update in enumerate(updates, 1):
-                        part = self._take(update)
+                    self._arrived.extend(updates)
+                    for number in range(1, len(updates) + 1):
+                        part = self._take(self._arrived.popleft())
                         if part is not None:
                             yield part
                         if number % _UPDATES_PER_TURN == 0:
@@ -175,7 +178,7 @@ class Generation:
         requests = [self.plan.request(index, request_id, self.tenant) for index, request_id in numbered]
         self._courses = [_Course(time.monotonic(), self.engine.submit(request)) for request in requests]
         streams = [course.stream for course in self._courses]
-        return streams[0] if len(streams) == 1 else _merge(streams)
+        return streams[0] if len(streams) == 1 else _merge(streams, self._arrived)
 
     async def _in_time(self, stream: UpdateSource) -> AsyncGenerator[list[RequestUpdate]]:
         """The stream's items. Raises DeadlineExceeded when the time is over, whatever the engine is doing."""
@@ -259,8 +262,9 @@ class Generation:
 
     def _account(self) -> None:
         """Once, at the end, however it came."""
+        self.metrics.tokens_discarded(sum(len(update.new_token_ids) for update in self._arrived))
         for choice in self._choices:
-            self.metrics.tokens_discarded(choice.output.num_overrun_tokens)
+            self.metrics.tokens_discarded(choice.output.num_undelivered)
             if not choice.ended:
                 choice.finish = self._cut_short
                 self.metrics.choice_finished(choice.finish, choice.output.num_tokens)
@@ -329,8 +333,9 @@ def _failure(update: RequestUpdate) -> Exception:
     return EngineFailed(message)
 
 
-async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[list[RequestUpdate]]:
-    """The items of all streams as they come; the first exception ends it. All streams are closed at the end."""
+async def _merge(streams: Sequence[UpdateStream], left: deque[RequestUpdate]) -> AsyncGenerator[list[RequestUpdate]]:
+    """The items of all streams as they come; the first exception ends it. All streams are closed at the end; what
+    nobody took by then goes to `left`."""
     queue: asyncio.Queue[list[RequestUpdate] | Exception | None] = asyncio.Queue()
 
     async def pump(stream: UpdateStream) -> None:
@@ -357,3 +362,6 @@ async def _merge(streams: Sequence[UpdateStream]) -> AsyncGenerator[list[Request
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while not queue.empty():
+            if isinstance(item := queue.get_nowait(), list):
+                left.extend(item)

@@ -90,9 +90,10 @@ class SchedulerOutput:
 class SeqResult(NamedTuple):
     """What a step gave one sequence: 0..k tokens, or an error that ends this sequence alone.
 
-    At least one token when it was to sample; several only while no later step names the sequence. After an error the
-    results of steps that name the sequence and are under way already are dropped, whatever they are. An error in a
-    step that computes a prompt for several choices ends all of them.
+    At least one token when it was to sample, unless `finished`; several only while no later step names the sequence,
+    as is always so where the record has a constraint. After an error the results of steps that name the sequence and
+    are under way already are dropped, whatever they are. An error in a step that computes a prompt for several choices
+    ends all of them.
     """
 
     seq_id: SeqId
@@ -101,6 +102,24 @@ class SeqResult(NamedTuple):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of the prompt positions this step made known
     embedding: tuple[float, ...] = ()
     error: str | None = None
+    finished: bool = False  # the constraint is complete: nothing can follow these tokens
+
+
+class TimedSpan(NamedTuple):
+    """A named stretch of time, by time.monotonic()."""
+
+    name: str
+    begin: float
+    end: float
+
+
+class StepTimes(NamedTuple):
+    """When the parts of a step ran, by time.monotonic()."""
+
+    forward_begin: float
+    forward_end: float
+    sample_end: float  # sampling begins where the forward pass ends
+    operations: tuple[TimedSpan, ...] = ()  # of the forward pass; in some of the steps that were to be timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +129,7 @@ class StepResult:
     step_id: int
     results: tuple[SeqResult, ...]
     expert_tokens_total: tuple[int, ...] = ()  # as in StepStats
+    times: StepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from engine.models.weights import (
     NormWeights,
 )
 from kernels.interface import Array, AttentionSpec, DType, KernelSet, RopeSpec
+from kernels.timing import OperationTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +104,19 @@ class Decoder:
         self._workspace = workspace
         self._places = self._place_layers(max_model_len)
 
-    def forward(self, batch: ForwardBatch) -> Array:
+    def forward(self, batch: ForwardBatch, times: list[OperationTime] | None = None) -> Array:
         """The final, normalised hidden states [num_tokens, H] in the compute dtype; valid until the next call.
 
         Writes the step's keys and values into the groups' caches. At most max_num_batched_tokens tokens, at
-        positions below max_model_len.
+        positions below max_model_len. `times`: each operation is waited for, and added where it can be told.
         """
         if batch.num_tokens > self.max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens in a step; buffers hold {self.max_num_batched_tokens}")
-        self._kernels.run((self._identity, batch.shape_class), lambda: self._forward(batch))
+        shape_class = (self._identity, batch.shape_class)
+        if times is None:
+            self._kernels.run(shape_class, lambda: self._forward(batch))
+        else:
+            times += self._kernels.run_timed(shape_class, lambda: self._forward(batch))
         return self._workspace.hidden[: batch.num_tokens]
 
     def logits(self, hidden: Array, out: Array) -> None:

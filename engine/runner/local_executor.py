@@ -40,8 +40,8 @@ class LocalExecutor(Executor):
     def capacity(self) -> KVCapacity:
         return self._capacity
 
-    def submit(self, output: SchedulerOutput) -> Ticket:
-        self._results[output.step_id] = self._runner.execute(output)
+    def submit(self, output: SchedulerOutput, *, timed: bool = False) -> Ticket:
+        self._results[output.step_id] = self._runner.execute(output, timed=timed)
         return Ticket(output.step_id)
 
     def collect(self, ticket: Ticket) -> StepResult:

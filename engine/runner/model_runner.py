@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.core.plan import PENDING_TOKEN, BlockCopy, ScheduledSeq, SchedulerOutput, SeqId, SeqResult, StepResult
+from engine.core.plan import (
+    PENDING_TOKEN,
+    BlockCopy,
+    ScheduledSeq,
+    SchedulerOutput,
+    SeqId,
+    SeqResult,
+    StepResult,
+    StepTimes,
+    TimedSpan,
+)
 from engine.models.decoder import Decoder
 from engine.models.forward_batch import ForwardBatch
 from engine.runner.head import OutputHead, PromptRow
@@ -19,6 +30,7 @@ from engine.runner.sampler import SamplingTable
 from engine.runner.sequence_state import SequenceState
 from engine.types import GenerationRequest, SamplingParams, TokenLogprobs
 from kernels.interface import Array, KernelSet
+from kernels.timing import OperationTime
 
 BlockIds = npt.NDArray[np.int32]
 
@@ -62,8 +74,8 @@ class ModelRunner:
         self._free_slots = list(reversed(range(max_num_seqs)))
         self._expert_tokens = np.zeros(decoder.config.moe.num_experts if decoder.config.moe else 0, np.int64)
 
-    def execute(self, output: SchedulerOutput) -> StepResult:
-        """Run a step to its end. What fails for one sequence is an error in its result."""
+    def execute(self, output: SchedulerOutput, *, timed: bool = False) -> StepResult:
+        """Run a step to its end. What fails for one sequence is an error in its result. `timed`: see Executor."""
         self.forget(output.forget)
         self._move_blocks(output.swap_out, self._kv_caches, self._host_kv_caches)
         self._move_blocks(output.swap_in, self._host_kv_caches, self._kv_caches)
@@ -72,9 +84,14 @@ class ModelRunner:
             return StepResult(output.step_id, (), self._count_experts(0))
         states = [self._admit(seq) for seq in output.seqs]
         layout = self._lay_out(output.seqs, states)
-        hidden = self._decoder.forward(layout.batch)
+        clock, operations = time.monotonic, list[OperationTime]() if timed else None
+        begin = clock()
+        hidden = self._decoder.forward(layout.batch, operations)
+        forwarded = clock()
         results = tuple(self._read_out(output.seqs, states, layout, hidden))
-        return StepResult(output.step_id, results, self._count_experts(layout.batch.num_tokens))
+        spans = [TimedSpan(name, begin + start, begin + end) for name, start, end in operations or ()]
+        times = StepTimes(begin, forwarded, clock(), tuple(spans))
+        return StepResult(output.step_id, results, self._count_experts(layout.batch.num_tokens), times)
 
     def warm_up(self, num_tokens: int = 1) -> None:
         """Run tokens into the null block: libraries set themselves up now and not in somebody's first step."""

@@ -266,6 +266,14 @@ class TorchKernels(KernelSet):
         finally:
             self._step_plans = None
 
+    def range_begun(self, name: str) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+
+    def range_ended(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

@@ -91,6 +91,11 @@ class ChoiceOutput:
         self.num_tokens = 0  # delivered
         self.num_overrun_tokens = 0  # arrived, but after the end
 
+    @property
+    def num_undelivered(self) -> int:
+        """Tokens that arrived and are not delivered: behind the end, or held back."""
+        return self.num_overrun_tokens + len(self._held)
+
     def push(
         self,
         token_ids: Sequence[int],

@@ -176,9 +176,9 @@ def test_failing_all_ends_each_choice_with_one_error() -> None:
 def test_a_dropped_request_hears_nothing_and_is_not_replayed() -> None:
     table = InFlight()
     entry = accepted(table)
-    assert table.drop(1)
+    assert table.drop(entry)
     table.deliver([token(7)])
-    assert (taken(entry), table.take_all(), table.drop(1)) == ([], [], False)
+    assert (taken(entry), table.take_all(), table.drop(entry)) == ([], [], False)
 
 
 async def test_a_waiting_consumer_wakes_for_news_and_for_the_end() -> None:
@@ -199,19 +199,20 @@ async def test_a_waiting_consumer_wakes_for_news_and_for_the_end() -> None:
 async def test_the_table_says_when_it_is_empty() -> None:
     table = InFlight()
     await table.wait_empty()
-    accepted(table)
+    entry = accepted(table)
     waiter = asyncio.create_task(table.wait_empty())
     await asyncio.sleep(0)
     assert not waiter.done()
-    table.drop(1)
+    table.drop(entry)
     await waiter
 
 
 def test_tokens_that_nobody_waits_for_are_counted() -> None:
     table = InFlight()
-    accepted(table, replace(REQUEST, n=2))
+    entry = accepted(table, replace(REQUEST, n=2))
     table.deliver([token(7), token(8, finish_reason=FinishReason.LENGTH), token(9)])
     assert table.num_dropped_tokens == 1
-    table.drop(1)
+    table.drop(entry)  # with two that were not taken
+    assert table.num_dropped_tokens == 3
     table.deliver([token(3, choice_index=1)])
-    assert table.num_dropped_tokens == 2
+    assert table.num_dropped_tokens == 4

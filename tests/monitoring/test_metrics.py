@@ -35,6 +35,12 @@ STEP = StepStats(
     preempted_tokens_total=50,
     overrun_tokens_total=2,
     parked_total=1,
+    swapped_out_blocks_total=6,
+    swapped_in_blocks_total=4,
+    kv_host_groups=(KVGroupStats(free=5, private=2, shared=0, cached=3),),
+    forward_seconds=0.015,
+    sample_seconds=0.003,
+    kernel_seconds=(("linear", 0.009), ("paged_attention", 0.006)),
     schedule_seconds=0.001,
     execute_seconds=0.02,
     update_seconds=0.002,
@@ -86,6 +92,8 @@ def test_the_engines_state_is_read_when_scraped() -> None:
     assert found["octavo_preemptions_total{kind=recompute}"] == 2
     assert found["octavo_preemptions_total{kind=swap}"] == 1
     assert found["octavo_overrun_tokens_total"] == 2 + 3
+    assert found["octavo_host_kv_blocks{group=0,state=cached}"] == 3
+    assert [found[f"octavo_swapped_blocks_total{{direction={way}}}"] for way in ("out", "in")] == [6, 4]
     assert (found["octavo_engine_restarts_total"], found["octavo_replayed_choices_total"]) == (1, 4)
     assert found["octavo_failed_choices_total"] == 2
 
@@ -130,9 +138,11 @@ def test_each_step_is_split_into_its_phases() -> None:
     metrics = Metrics("1", lambda: STEP)
     metrics.step_done(STEP, 3, 0)
     found = scrape(metrics)
-    phases = ("schedule", "execute", "update", "publish", "gap")
+    phases = ("schedule", "prepare", "forward", "sample", "update", "publish", "gap")
     sums = [found[f"octavo_step_phase_seconds_sum{{phase={phase}}}"] for phase in phases]
-    assert sums == [0.001, 0.02, 0.002, 0.0005, 0.004]
+    assert sums == pytest.approx([0.001, 0.02 - 0.018, 0.015, 0.003, 0.002, 0.0005, 0.004])
+    kernels = [found[f"octavo_sampled_kernel_seconds_total{{kernel={name}}}"] for name in ("linear", "paged_attention")]
+    assert kernels == [0.009, 0.006]
     assert (found["octavo_step_sequences_sum"], found["octavo_step_tokens_sum"]) == (3, 42)
     assert found["octavo_computed_tokens_total{kind=prefill}"] == 40
     assert found["octavo_computed_tokens_total{kind=decode}"] == 2

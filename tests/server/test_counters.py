@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 from engine.config import FakeOptions, Fault
@@ -74,7 +75,7 @@ async def test_answers_that_end_by_themselves() -> None:
     assert found["octavo_computed_tokens_total{kind=decode}"] == generated - 7
     steps = found["octavo_engine_steps_total"]
     assert steps > 0
-    assert found["octavo_step_phase_seconds_count{phase=execute}"] == found["octavo_step_tokens_count"] == steps
+    assert found["octavo_step_phase_seconds_count{phase=forward}"] == found["octavo_step_tokens_count"] == steps
     computed = found["octavo_computed_tokens_total{kind=prefill}"] + found["octavo_computed_tokens_total{kind=decode}"]
     assert found["octavo_step_tokens_sum"] == computed
 
@@ -91,6 +92,26 @@ async def test_what_a_stop_string_cuts_off_is_counted_apart() -> None:
     assert aborts == [0, 0, 0]
     sampled = found["octavo_computed_tokens_total{kind=decode}"] + 1  # the first comes with the prompt
     assert sampled == 5 + found["octavo_discarded_tokens_total"] + found["octavo_overrun_tokens_total"]
+
+
+async def test_each_sampled_token_is_delivered_discarded_or_overrun() -> None:
+    """However an answer ends: by an abort, with its client, at a stop string among others."""
+    async with fake_served(replace(SLOW_ABC, step_seconds=0.001)) as served:
+        body = {"prompt": ["p", "q"], "max_tokens": 200, "n": 2}
+        headers = {"x-request-id": "mine"}
+        aborted = asyncio.create_task(served.http.post("/v1/completions", json=body, headers=headers))
+        left = asyncio.create_task(served.http.post("/v1/completions", json=body | {"stream": True}))
+        stopped = asyncio.create_task(served.http.post("/v1/completions", json=body | {"stop": "abcdefgha"}))
+        await served.until(lambda: (stats := served.engine.stats()) is not None and stats.step_id > 20)
+        assert (await served.post("/abort", request_id="mine")).status_code == 200
+        left.cancel()
+        await asyncio.gather(aborted, left, stopped, return_exceptions=True)
+        await served.until(lambda: (stats := served.engine.stats()) is not None and stats.num_running == 0)
+        found = await served.metrics()
+    check(found, requests_finished__stop=4, requests_finished__abort=8, aborts__request=4, aborts__disconnect=4)
+    sampled = found["octavo_computed_tokens_total{kind=decode}"] + 12  # first tokens come with their prompts
+    kinds = [found[f"octavo_{kind}_tokens_total"] for kind in ("generation", "discarded", "overrun")]
+    assert sampled == sum(kinds)
 
 
 async def test_an_abort_by_request() -> None:
@@ -203,7 +224,7 @@ async def test_a_restart_of_the_engine_loses_no_token_and_no_count() -> None:
     check(found, generation_tokens=generated, engine_restarts=1, replayed_choices=3, failed_choices=0)
     check(found, requests_finished__length=4)
     assert found["octavo_engine_steps_total"] > before["octavo_engine_steps_total"] > 20  # goes on, not back to 0
-    steps = found["octavo_step_phase_seconds_count{phase=execute}"]
+    steps = found["octavo_step_phase_seconds_count{phase=forward}"]
     assert found["octavo_engine_steps_total"] >= steps
 
 

@@ -49,6 +49,26 @@ async def test_the_prefix_cache_can_be_reset() -> None:
     assert (response.json(), engine.num_cached_tokens) == ({"reset": True}, 0)
 
 
+async def test_profiles_are_for_key_holders_and_bounded() -> None:
+    engine = ToyEngine()
+    async with toy_server(engine, api_key=("ops=SECRET",)) as toy:
+        headers = {"authorization": "Bearer SECRET"}
+        statuses = [
+            (await toy.http.post(path, headers=headers if known else {})).status_code
+            for path, known in (
+                ("/debug/profile/start", False),
+                ("/debug/profile/stop", False),
+                ("/debug/profile/start?steps=0", True),
+                ("/debug/profile/start?steps=100000", True),
+                ("/debug/profile/start?steps=7", True),
+            )
+        ]
+        stopped = await toy.http.post("/debug/profile/stop", headers=headers)
+    assert statuses == [401, 401, 400, 400, 200]
+    assert engine.profiled_steps == 7
+    assert (stopped.json(), "attachment" in stopped.headers["content-disposition"]) == ({}, True)
+
+
 def test_the_limits_of_the_watchdog_are_the_operators() -> None:
     options = supervisor_options(Settings(step_timeout_seconds=7, first_step_timeout_seconds=9, flight_record_steps=3))
     limits = options.limits

@@ -133,6 +133,7 @@ class ToyEngine:
     aborted: list[tuple[int, int | None]] = field(default_factory=list)
     closed: bool = False
     num_waiting: int = 0
+    profiled_steps: int = 0
     counters: Counters = field(default_factory=Counters)
     engine_pid: int | None = None
     listeners: list[StepListener] = field(default_factory=list)
@@ -161,6 +162,12 @@ class ToyEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_cached_tokens = 0
+
+    def start_profile(self, max_steps: int) -> None:
+        self.profiled_steps = max_steps
+
+    async def stop_profile(self) -> bytes:
+        return b"{}"
 
     def flight_record(self) -> dict[str, Any]:
         return {"steps": [], "open_requests": [{"request_id": request_id} for request_id in self.open]}
