@@ -232,6 +232,12 @@ def _add_comparison(compare: argparse.ArgumentParser) -> None:
         "--serve", default="octavo serve", metavar="COMMAND", help="how a preset starts Octavo [%(default)s]"
     )
     group.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FOLDER",
+        help="the unquantised model, for presets that compare with it; scripts/unquantise.py makes it",
+    )
+    group.add_argument(
         "--repetitions", type=positive_int, default=3, metavar="N", help="[%(default)s]; fewer than 3 give no winner"
     )
     group.add_argument("--one-at-a-time", action="store_true", help="start each server for its turn only")
@@ -264,6 +270,13 @@ def _add_cost(cost: argparse.ArgumentParser) -> None:
     )
     cost.add_argument(
         "--prompt-lengths", type=integers, default=(16, 64, 128, 256), metavar="N,…", help="[16,64,128,256]"
+    )
+    cost.add_argument(
+        "--context-tokens",
+        type=positive_int,
+        default=64,
+        metavar="N",
+        help="prompt of the decoding streams: best the mean context of the workload to be simulated [%(default)s]",
     )
     cost.add_argument("-o", "--output", type=Path, default=Path("cost.json"), metavar="FILE", help="[%(default)s]")
 

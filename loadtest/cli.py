@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from loadtest.interleave import Comparison, Interleaving
 from loadtest.launch import parse_server
 from loadtest.machine import describe_machine
 from loadtest.page import write_report
-from loadtest.presets import builtin_presets, find_preset
+from loadtest.presets import Preset, Variant, builtin_presets, find_preset
 from loadtest.progress import BarProgress, NoProgress, Progress
 from loadtest.prompts import PromptMaker, make_prompt_maker
 from loadtest.report import Report, RunReport, SweepReport, encode, json_schema, now, read_report
@@ -68,14 +69,14 @@ def _run(args: argparse.Namespace, console: Console) -> int:
 
 def _compare(args: argparse.Namespace, console: Console) -> int:
     preset = find_preset(args.preset) if args.preset else None
-    specs = [parse_server(text) for text in args.server] or (preset.servers(args.serve) if preset else [])
+    specs = [parse_server(text) for text in args.server] or (preset.servers(args.serve, args.weights) if preset else [])
     if preset and not args.workload:
         args.workload = list(preset.workloads)
     workloads = _workloads(args)
     progress = _progress(args)
     comparison = Comparison(
         specs,
-        lambda url: _target(args, url),
+        lambda name, url: _target(args, url, preset, name),
         _options(args, every_token=False),
         Interleaving(args.repetitions, args.one_at_a_time, args.health_timeout, args.max_foreign_cpu, args.max_retries),
         describe_machine(measure_bandwidth=args.ceiling),
@@ -90,7 +91,9 @@ def _compare(args: argparse.Namespace, console: Console) -> int:
             makers.append(await _maker(args, server.target))
         if (index, seed) not in plans:
             plans[index, seed] = make_plan(workloads[index], seed, makers[0], args.warmup)
-        return plans[index, seed]
+        plan = plans[index, seed]
+        few = preset.variant(server.name).sessions if preset and server.name in preset.variants else None
+        return plan if few is None else replace(plan, sessions=plan.sessions[:few], times=plan.times[:few])
 
     return _finish(args, _drive(comparison.run(len(workloads), args.seed, plan_of)), console)
 
@@ -131,7 +134,14 @@ def _cost(args: argparse.Namespace, console: Console) -> int:
         clock = time.perf_counter
         with closing(Client(await with_model(target), clock, "completions", args.timeout)) as client:
             cost = await measure_step_cost(
-                client, maker, clock, _progress(args), args.batch_sizes, args.prompt_lengths, args.seed
+                client,
+                maker,
+                clock,
+                _progress(args),
+                args.batch_sizes,
+                args.prompt_lengths,
+                args.context_tokens,
+                args.seed,
             )
         return msgspec.json.format(msgspec.json.encode(cost), indent=1)
 
@@ -260,13 +270,14 @@ def _options(args: argparse.Namespace, *, every_token: bool) -> Options:
     )
 
 
-def _target(args: argparse.Namespace, url: str) -> Target:
+def _target(args: argparse.Namespace, url: str, preset: Preset | None = None, name: str = "") -> Target:
+    variant = preset.variant(name) if preset and name in preset.variants else Variant()
     return make_target(
         url,
         allow_remote=args.allow_remote,
         model=args.model,
-        api_key=args.api_key,
-        extra_body=args.body,
+        api_key=args.api_key or (preset.api_key if preset else None),
+        extra_body=args.body | dict.fromkeys(variant.drop),
     )
 
 

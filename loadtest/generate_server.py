@@ -2,7 +2,8 @@
 
 python -m loadtest.generate_server --model FOLDER_OR_GGUF --port 8001 --dtype bfloat16 --threads 2
 
-Greedy; the end of text is ignored, so that every request yields exactly max_tokens tokens. One event a token.
+Greedy; the end of text is ignored, so that every request yields exactly max_tokens tokens. One event a token. With
+--no-kv-cache every token runs all tokens before it again: the plainest generation there is.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TokenStreamer:
 class Baseline:
     """A loaded model and the lock that lets one request at a time use it."""
 
-    def __init__(self, model: str, dtype: str, threads: int) -> None:
+    def __init__(self, model: str, dtype: str, threads: int, *, use_cache: bool) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)  # read by torch when transformers loads it
         import transformers
 
@@ -50,6 +51,7 @@ class Baseline:
         folder = str(path.parent if path.is_file() else path)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **where)
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **where)
+        self._use_cache = use_cache
         self._lock = asyncio.Lock()
 
     async def tokens(self, prompt: str, max_tokens: int) -> AsyncIterator[int]:
@@ -68,6 +70,7 @@ class Baseline:
                     **inputs,
                     streamer=streamer,
                     do_sample=False,
+                    use_cache=self._use_cache,
                     max_new_tokens=max_tokens,
                     min_new_tokens=max_tokens,
                 )
@@ -110,8 +113,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-kv-cache", action="store_true", help="keep no keys and values between tokens")
     args = parser.parse_args()
-    baseline = Baseline(args.model, args.dtype, args.threads)
+    baseline = Baseline(args.model, args.dtype, args.threads, use_cache=not args.no_kv_cache)
     uvicorn.run(create_app(baseline), host="127.0.0.1", port=args.port, log_level="warning")
 
 

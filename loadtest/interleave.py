@@ -30,12 +30,12 @@ class Interleaving:
 
 
 class Comparison:
-    """Runs all turns. `make_target` checks and resolves the URL of a server."""
+    """Runs all turns. `make_target` checks and resolves the URL of the named server: (name, url)."""
 
     def __init__(
         self,
         specs: Sequence[ServerSpec],
-        make_target: Callable[[str], Target],
+        make_target: Callable[[str, str], Target],
         options: Options,
         interleaving: Interleaving,
         machine: Machine,
@@ -53,7 +53,7 @@ class Comparison:
 
     async def run(self, num_workloads: int, seed: int, plan_of: PlanOf) -> CompareReport:
         """Repetition r uses seed + 1000 r: each has prompts of its own, and `plan_of` must give all servers the
-        same plan for the same workload and seed."""
+        same plan for the same workload and seed, or its beginning."""
         runs: list[RunReport] = []
         async with contextlib.AsyncExitStack() as stack:
             up: dict[str, Server] = {}
@@ -99,14 +99,14 @@ class Comparison:
     @contextlib.asynccontextmanager
     async def _up(self, spec: ServerSpec) -> AsyncIterator[Server]:
         if spec.url is not None:
-            yield Server(spec.name, self._make_target(spec.url))
+            yield Server(spec.name, self._make_target(spec.name, spec.url))
             return
         launched = LaunchedServer(spec)
         self._progress.note(f"starting {spec.name}: {launched.command}")
         try:
             await launched.healthy(self._interleaving.health_timeout_seconds)
             self._startup_seconds.setdefault(spec.name, launched.startup_seconds)
-            yield Server(spec.name, self._make_target(launched.url), launched.command, launched.pid)
+            yield Server(spec.name, self._make_target(spec.name, launched.url), launched.command, launched.pid)
         finally:
             launched.stop()
 

@@ -16,15 +16,16 @@ _PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 def generation_request(target: Target, request: Request, endpoint: str) -> bytes:
     """The HTTP/1.1 request: streamed, greedy, end-of-sequence ignored, usage asked for.
 
-    The target's `extra_body` is merged over the defaults; a None there removes the field (for servers that
-    refuse it).
+    The request's own fields are merged over the defaults, the target's `extra_body` over both; a None there removes
+    the field (for servers that refuse it).
     """
-    return http_request(target, "POST", _PATHS[endpoint], _body(target, request, endpoint))
+    return http_request(target, "POST", _PATHS[endpoint], _body(target, request, endpoint), request.api_key)
 
 
-def http_request(target: Target, method: str, path: str, body: bytes = b"") -> bytes:
-    """Request line, headers and body of one keep-alive request."""
-    headers = {"host": f"{target.host}:{target.port}", "accept": "*/*", **target.headers}
+def http_request(target: Target, method: str, path: str, body: bytes = b"", api_key: str = "") -> bytes:
+    """Request line, headers and body of one keep-alive request; `api_key` instead of the target's."""
+    key_headers = {"authorization": f"Bearer {api_key}"} if api_key else target.headers
+    headers = {"host": f"{target.host}:{target.port}", "accept": "*/*", **key_headers}
     if body:
         headers |= {"content-type": "application/json", "content-length": str(len(body))}
     lines = [f"{method} {target.path}{path} HTTP/1.1", *(f"{key}: {value}" for key, value in headers.items())]
@@ -48,4 +49,5 @@ def _body(target: Target, request: Request, endpoint: str) -> bytes:
         body["prompt"] = " ".join(text for _, text in request.messages)
     if request.manners is Manners.IMPOSSIBLE:
         body["temperature"] = -1.0
-    return orjson.dumps({key: value for key, value in (body | target.extra_body).items() if value is not None})
+    body |= request.body | target.extra_body
+    return orjson.dumps({key: value for key, value in body.items() if value is not None})

@@ -51,7 +51,24 @@ def _compare_plots(report: CompareReport) -> dict[str, bytes]:
         middle = [(server, _middle_run([r for r in runs if r.setup.name == server])) for server in report.servers]
         drawn[f"{workload}-ratios"] = _png(_ratios(report, workload))
         drawn[f"{workload}-latency"] = _png(_latency(middle))
+        if all(run.summary.by_class for run in runs):
+            drawn[f"{workload}-classes"] = _png(_classes(middle))
     return drawn
+
+
+def _classes(runs: Sequence[tuple[str, RunReport]]) -> Figure:
+    """Completion times of each class, a curve a server."""
+    labels = list(dict.fromkeys(label for _, run in runs for label in run.summary.by_class))
+    figure = _figure(11, 3.2)
+    for axes, label in zip(figure.subplots(1, len(labels), squeeze=False)[0], labels, strict=True):
+        for name, run in runs:
+            part = run.summary.by_class.get(label)
+            if part is not None and part.latencies.e2e is not None:
+                axes.plot(part.latencies.e2e.percentiles, np.arange(101), label=name)
+        _label(axes, label, "completion, s", "% of requests")
+        axes.set_xscale("log")
+        axes.legend(fontsize=7)
+    return figure
 
 
 def _latency(runs: Sequence[tuple[str, RunReport]]) -> Figure:

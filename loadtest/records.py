@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from loadtest.workloads import Manners
 
@@ -19,6 +20,8 @@ class Request:
     max_tokens: int
     prompt_tokens: int  # as planned; the server's count replaces it
     manners: Manners = Manners.NORMAL
+    body: dict[str, Any] = field(default_factory=dict)  # its own fields, over those that all requests have
+    api_key: str = ""  # instead of the target's
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from loadtest.prompts import PromptMaker
 from loadtest.records import Request
@@ -32,6 +33,8 @@ class Session:
     turns: tuple[Turn, ...]
     think_seconds: float = 0.0
     manners: Manners = Manners.NORMAL
+    body: dict[str, Any] = field(default_factory=dict)
+    api_key: str = ""
 
     def request(self, turn: int, answers: Sequence[str]) -> Request:
         """The request of the given turn, with the answers to the turns before it as history."""
@@ -48,6 +51,8 @@ class Session:
             max_tokens=self.turns[turn].max_tokens,
             prompt_tokens=self.prefix_tokens + history_tokens + self.turns[turn].prompt_tokens,
             manners=self.manners,
+            body=self.body,
+            api_key=self.api_key,
         )
 
 
@@ -113,4 +118,6 @@ def _build_session(
         turns=tuple(turns),
         think_seconds=request_class.think_seconds,
         manners=request_class.manners,
+        body=request_class.body,
+        api_key=request_class.api_key,
     )

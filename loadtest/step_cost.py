@@ -16,7 +16,6 @@ from loadtest.runner import Bounds, Runner
 from loadtest.sessions import Session, Turn
 from loadtest.simulate import StepCost
 
-_DECODE_PROMPT_TOKENS = 64
 _DECODE_OUTPUT_TOKENS = 96
 _REPETITIONS = 5
 
@@ -28,9 +27,11 @@ async def measure_step_cost(
     progress: Progress,
     batch_sizes: Sequence[int],
     prompt_lengths: Sequence[int],
+    context_tokens: int,
     seed: int,
 ) -> StepCost:
-    """Decode cost at each batch size, prefill cost at each prompt length (medians).
+    """Decode cost at each batch size, prefill cost at each prompt length (medians). Streams decode behind prompts of
+    `context_tokens`: attention makes a step dearer as they grow, and the model has one cost for all.
 
     Prompts longer than the server's token budget take several steps and would measure their sum: keep
     `prompt_lengths` within the budget. Raises BenchError if the server fails a request.
@@ -46,11 +47,11 @@ async def measure_step_cost(
                 raise BenchError(f"the server failed a request: {record.error} {record.detail}")
         return runner.records
 
-    await play(1, _DECODE_PROMPT_TOKENS, 4, 1)
+    await play(1, context_tokens, 4, 1)
     decode = []
     for size in batch_sizes:
         progress.note(f"decoding, {size} at once")
-        records = await play(size, _DECODE_PROMPT_TOKENS, _DECODE_OUTPUT_TOKENS, size)
+        records = await play(size, context_tokens, _DECODE_OUTPUT_TOKENS, size)
         decode.append((size, median(full_batch_gaps(records))))
     prefill = []
     for length in prompt_lengths:

@@ -56,6 +56,14 @@ def print_tables(console: Console, found: Sequence[Table]) -> None:
         console.print(drawn)
 
 
+def markdown(table: Table) -> str:
+    """The table for a document."""
+    lines = [table.columns, ("---",) * len(table.columns), *table.rows]
+    drawn = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+    note = f"\n\n{table.note}" if table.note else ""
+    return f"**{table.title}**\n\n{drawn}{note}\n"
+
+
 def headline(report: RunReport) -> str:
     """The run in one line: server, workload, load, seed."""
     setup = report.setup
@@ -131,8 +139,34 @@ def _ceiling(report: RunReport) -> list[tuple[str, str]]:
 
 
 def _compare_tables(report: CompareReport) -> list[Table]:
-    workloads = dict.fromkeys(verdict.workload for verdict in report.verdicts)
-    return [_workload_table(report, workload) for workload in workloads]
+    found = []
+    for workload in dict.fromkeys(verdict.workload for verdict in report.verdicts):
+        found.append(_workload_table(report, workload))
+        runs = [run for run in report.runs if run.setup.workload.name == workload]
+        if all(run.summary.by_class for run in runs):
+            found.append(_class_table(workload, report.servers, runs))
+    return found
+
+
+def _class_table(workload: str, servers: Sequence[str], runs: Sequence[RunReport]) -> Table:
+    """Completion by server and class. Seconds; medians over the repetitions, but the longest of all for the waits."""
+    rows = []
+    for server in servers:
+        mine = [run for run in runs if run.setup.name == server]
+        whole = [("all", run.summary.latencies, run.summary.num_requests) for run in mine]
+        parts = [
+            (name, part.latencies, part.num_requests) for run in mine for name, part in run.summary.by_class.items()
+        ]
+        for label in dict.fromkeys(name for name, _, _ in whole + parts):
+            found = [(latencies, count) for name, latencies, count in whole + parts if name == label]
+            e2e = [latencies.e2e for latencies, _ in found if latencies.e2e is not None]
+            waits = [latencies.ttft.max for latencies, _ in found if latencies.ttft is not None]
+            if e2e and waits:
+                figures = [median(getattr(d, statistic) for d in e2e) for statistic in ("mean", "p50", "p99")]
+                count = median(count for _, count in found)
+                rows.append((server, label, f"{count:g}", *(three_digits(x) for x in (*figures, max(waits)))))
+    columns = ("server", "class", "requests", "mean s", "p50 s", "p99 s", "longest wait for the first token, s")
+    return Table(f"{workload}: completion by class", columns, tuple(rows), note="medians over the repetitions")
 
 
 def _workload_table(report: CompareReport, workload: str) -> Table:

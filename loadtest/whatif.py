@@ -14,6 +14,8 @@ from loadtest.simulate import Batching, Engine, Job, Outcome, StepCost, constant
 from loadtest.tables import Table
 from loadtest.workloads import Closed
 
+_Pair = Sequence[Sequence[Outcome]]  # continuous, static: an outcome a run
+
 _FIGURES = {
     "requests_per_second": "requests/s",
     "mean_latency": "mean latency, s",
@@ -34,8 +36,8 @@ def read_cost(path: Path) -> StepCost:
 
 def simulation_tables(report: Report, cost: StepCost, max_num_seqs: int, token_budget: int) -> list[Table]:
     """One table a workload: both ways of batching simulated for the report's own requests (median over its runs),
-    with the measured step cost and with one that does not grow; and what was measured, where the report compares
-    servers named `continuous` and `static`."""
+    with the measured step cost and with one that does not grow; and, where the report compares servers named
+    `continuous` and `static`, what was measured, and how it stands to the simulation."""
     runs = [report] if isinstance(report, RunReport) else list(report.runs)
     workloads = dict.fromkeys(run.setup.workload.name for run in runs)
     return [
@@ -77,20 +79,38 @@ def _table(name: str, runs: list[RunReport], cost: StepCost, max_num_seqs: int, 
     }
     shown = {source: pair for source, pair in columns.items() if all(pair)}
     headings = [f"{source} {part}" for source in shown for part in (*Batching, "ratio")]
-    rows = tuple(
-        (title, *(cell for pair in shown.values() for cell in _cells(pair, figure)))
-        for figure, title in _FIGURES.items()
-    )
+    if "measured" in shown:
+        headings += [f"measured ÷ simulated {part}" for part in (*Batching, "ratio")]
+    rows = []
+    for figure, title in _FIGURES.items():
+        cells = [cell for pair in shown.values() for cell in _cells(pair, figure)]
+        if "measured" in shown:
+            cells += _agreement(shown["measured"], shown["simulated"], figure)
+        rows.append((title, *cells))
     return Table(
         f"{name}: {max_num_seqs} seats, {token_budget} tokens a step",
         ("figure", *headings),
-        rows,
+        tuple(rows),
         note="ratio: continuous ÷ static; constant cost: what scheduling alone can give",
     )
 
 
-def _cells(pair: Sequence[Sequence[Outcome]], figure: str) -> tuple[str, str, str]:
+def _agreement(measured: _Pair, simulated: _Pair, figure: str) -> list[str]:
+    """Measured ÷ simulated: continuous, static, and their ratio."""
+    (seen, seen_static), (thought, thought_static) = _medians(measured, figure), _medians(simulated, figure)
+    if not (thought and thought_static and seen_static):
+        return ["–"] * 3
+    continuous, static = seen / thought, seen_static / thought_static
+    return [f"{value:.2f}" for value in (continuous, static, continuous / static)]
+
+
+def _medians(pair: _Pair, figure: str) -> tuple[float, float]:
     continuous, static = (median(getattr(outcome, figure) for outcome in outcomes) for outcomes in pair)
+    return continuous, static
+
+
+def _cells(pair: _Pair, figure: str) -> tuple[str, str, str]:
+    continuous, static = _medians(pair, figure)
     return f"{continuous:.3g}", f"{static:.3g}", f"{continuous / static:.2f}" if static else "–"
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from random import Random
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,6 +64,8 @@ class RequestClass(Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[float, Meta(gt=0)] = 1.0  # share of the sessions drawn
     count: Annotated[int, Meta(ge=0)] = 0  # > 0: exactly this many sessions, first; else drawn by weight
     manners: Manners = Manners.NORMAL
+    body: dict[str, Any] = {}  # merged over the request's body: { priority = 5 }, for instance
+    api_key: str = ""  # a client of its own; else the run's key
 
 
 class Closed(Struct, frozen=True, tag="closed", tag_field="kind", forbid_unknown_fields=True):

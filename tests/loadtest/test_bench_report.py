@@ -19,7 +19,7 @@ from loadtest.run import Options
 from loadtest.scrape import make_series, parse_metrics
 from loadtest.scripted_server import Answer
 from loadtest.summary import Objective
-from loadtest.tables import tables
+from loadtest.tables import markdown, tables
 from loadtest.workloads import Closed, RequestClass
 from tests.loadtest.bench_kit import MACHINE, run_scripted, workload
 
@@ -135,6 +135,24 @@ def test_the_comparison_names_a_winner_only_where_there_is_one(compare_report: C
     two = replace(compare_report, repetitions=2, runs=compare_report.runs[:6])
     two = replace(two, verdicts=verdicts(two.runs, two.servers))
     assert {row[-1] for row in tables(two)[0].rows} == {"none: too few", ""}
+
+
+def test_a_comparison_of_several_classes_tells_how_each_fared(run_report: RunReport, tmp_path: Path) -> None:
+    """12 requests of 0.1 s + 3 × 0.6 s on two connections, one of them refused: 1.9 s each, in either class."""
+    runs = tuple(replace(run_report, setup=replace(run_report.setup, name=name)) for name in ("one", "two"))
+    report = CompareReport(
+        "2026-01-01T00:00:00+00:00", ("one", "two"), 1, runs, verdicts(runs, ("one", "two")), {}, MACHINE
+    )
+    table = tables(report)[1]
+    assert table.title == "test: completion by class"
+    assert [row[:2] for row in table.rows] == [(s, c) for s in ("one", "two") for c in ("all", "<b>a</b>", "b")]
+    assert table.rows[0][2:] == ("12", "1.90", "1.90", "1.90", "0.10")
+    assert "test-classes.png" in [file.name for file in page.write_report(report, tmp_path)]
+    assert markdown(table).splitlines()[2:5] == [
+        "| server | class | requests | mean s | p50 s | p99 s | longest wait for the first token, s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| one | all | 12 | 1.90 | 1.90 | 1.90 | 0.10 |",
+    ]
 
 
 def test_the_sweep_marks_its_knee(sweep_report: SweepReport) -> None:

@@ -86,14 +86,24 @@ def test_presets_start_octavo_and_know_their_workloads() -> None:
     for preset in builtin_presets().values():
         assert len(preset.variants) >= 2
         assert set(preset.workloads) <= set(builtin_workloads())
-    first = find_preset("batching").servers("octavo serve --model x")[1]
-    assert first.name == "static"
-    assert present(first.command).startswith("octavo serve --model x --host 127.0.0.1 --port {port} --batching static")
+    first = find_preset("batching").servers("octavo serve --model x")[0]
+    common = "octavo serve --model x --host 127.0.0.1 --port {port} --max-num-seqs 16 --no-prefix-cache"
+    assert first == ServerSpec("static", command=f"{common} --batching static")
     for preset in builtin_presets().values():
-        for flags in preset.variants.values():
-            parse_serve(flags.split())  # Octavo has every flag
+        for name in preset.variants:
+            parse_serve([*preset.flags.split(), *preset.variant(name).flags.split()])  # Octavo has every flag
     with pytest.raises(BenchError, match="there are batching"):
         find_preset("nothing")
+
+
+def test_a_preset_fills_in_what_only_this_machine_knows() -> None:
+    ablation = find_preset("ablation")
+    with pytest.raises(BenchError, match="no-kv-reuse needs --weights"):
+        ablation.servers("octavo serve")
+    commands = [present(spec.command) for spec in ablation.servers("octavo serve", Path("my weights"))]
+    generate = f"{sys.executable} -m loadtest.generate_server --model 'my weights' --port {{port}} --no-kv-cache"
+    assert commands[0] == generate
+    assert sum("--model 'my weights'" in command for command in commands) == len(commands) - 1  # not the quantised one
 
 
 def _compare(
@@ -107,7 +117,7 @@ def _compare(
         maker = make_prompt_maker(WordCounter())
         comparison = Comparison(
             specs,
-            make_target,
+            lambda _, url: make_target(url),
             Options(warmup=0, every_token=False),
             interleaving,
             MACHINE,

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields
+from itertools import accumulate
 from pathlib import Path
 from random import Random
 
 import msgspec
+import numpy as np
 import pytest
 
+from engine.config import FakeOptions
+from engine.core.plan import KVCapacity, KVGroupCapacity
+from engine.core.scheduler import Scheduler
+from engine.fake_executor import FakeExecutor
+from engine.types import GenerationRequest, SamplingParams
 from loadtest.scripted_server import Answer
-from loadtest.simulate import Batching, Engine, Job, StepCost, constant_cost, simulate
+from loadtest.simulate import Batching, Engine, Job, Outcome, StepCost, constant_cost, simulate
 from loadtest.step_cost import full_batch_gaps
 from loadtest.whatif import observed, read_cost, simulation_tables
 from loadtest.workloads import Closed, RequestClass
@@ -96,3 +105,61 @@ def test_the_simulation_agrees_with_a_server_that_costs_the_same(tmp_path: Path)
     (table,) = simulation_tables(report, cost, 4, 100)
     assert [row[0] for row in table.rows][:2] == ["requests/s", "mean latency, s"]
     assert len(table.columns) == 1 + 3 + 3  # no measured columns: the server is neither `continuous` nor `static`
+
+
+def _played(jobs: Sequence[Job], cost: StepCost, engine: Engine) -> Outcome:
+    """The same jobs through the engine's own scheduler, a step at a time in virtual time."""
+    kv = KVCapacity(16, (KVGroupCapacity(1 + 32 * len(jobs)),))
+    scheduler = Scheduler(
+        kv,
+        max_num_batched_tokens=engine.token_budget,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=512,
+        prefix_cache=False,
+        batching=engine.batching.value,
+    )
+    executor = FakeExecutor(FakeOptions(), kv)
+    order = sorted(range(len(jobs)), key=lambda number: jobs[number].arrival)
+    first: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    now, most = 0.0, 0
+    while len(ended) < len(jobs):
+        if not scheduler.has_work():
+            now = max(now, jobs[order[0]].arrival)
+        while order and jobs[order[0]].arrival <= now:
+            number = order.pop(0)
+            prompt, output = jobs[number].prompt_tokens, jobs[number].output_tokens
+            scheduler.add(GenerationRequest(number, (1,) * prompt, SamplingParams(output, temperature=0.0), 0))
+        most = max(most, len(jobs) - len(order) - len(ended))
+        plan = scheduler.schedule()
+        decodes = sum(seq.start_position >= jobs[seq.seq_id.request_id].prompt_tokens for seq in plan.seqs)
+        now += cost.seconds(decodes, plan.num_scheduled_tokens - decodes)
+        for update in scheduler.update(plan, executor.collect(executor.submit(plan))):
+            first.setdefault(update.request_id, now)
+            if update.finish_reason is not None:
+                ended[update.request_id] = now
+    latencies = [ended[number] - job.arrival for number, job in enumerate(jobs)]
+    waits = [first[number] - job.arrival for number, job in enumerate(jobs)]
+    duration = now - min(job.arrival for job in jobs)
+    return Outcome(
+        requests_per_second=len(jobs) / duration,
+        mean_latency=sum(latencies) / len(jobs),
+        p99_latency=float(np.percentile(latencies, 99)),
+        mean_ttft=sum(waits) / len(jobs),
+        waste=1 - sum(ended[number] - first[number] for number in first) / (engine.max_num_seqs * duration),
+        max_in_flight=most,
+    )
+
+
+@pytest.mark.parametrize("batching", Batching)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_simulation_is_the_engines_own_scheduling(batching: Batching, seed: int) -> None:
+    """Every figure, at a load that piles up and at one that does not, with a cost that grows with the batch."""
+    rng = Random(seed)
+    engine = Engine(batching, max_num_seqs=rng.choice((1, 3, 8)), token_budget=rng.choice((16, 64, 256)))
+    cost = StepCost(decode=((1, 0.010), (4, 0.016), (8, 0.020)), prefill=((16, 0.012), (256, 0.110)))
+    times = accumulate(rng.expovariate(rng.choice((0.5, 5.0))) for _ in range(60))
+    jobs = [Job(at, rng.randint(1, 300), rng.randint(1, 120)) for at in times]
+    simulated, played = simulate(jobs, cost, engine), _played(jobs, cost, engine)
+    for figure in fields(Outcome):
+        assert getattr(simulated, figure.name) == pytest.approx(getattr(played, figure.name), rel=1e-9), figure.name

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
 from loadtest.client import Client
 from loadtest.connection import ConnectionLost
+from loadtest.counters import WordCounter
+from loadtest.payload import generation_request
+from loadtest.prompts import make_prompt_maker
+from loadtest.sessions import build_sessions
 from loadtest.sse import SseReader
 from loadtest.stream import AnswerReader
 from loadtest.target import make_target
-from tests.loadtest.bench_kit import record
+from loadtest.workloads import Closed, RequestClass
+from tests.loadtest.bench_kit import record, workload
 from tests.loadtest.virtual_time import run_virtual
 
 _STREAM = b': hello\n\ndata: {"a": 1}\n\nevent: x\ndata: two\ndata: lines\n\ndata:tight\n\ndata: [DONE]\n\n'
@@ -122,3 +128,19 @@ def test_an_idle_connection_that_the_server_has_closed_is_replaced() -> None:
 def test_a_record_measures_from_when_the_request_was_due() -> None:
     late = record(1.0, [3.0, 3.5], sent_at=2.0)
     assert (late.ttft_seconds, late.e2e_seconds, late.gaps, late.tpot_seconds) == (2.0, 2.5, (0.5,), 0.5)
+
+
+def test_a_class_of_requests_has_fields_and_a_key_of_its_own() -> None:
+    """Its fields go over those that all have, a server's over both: None takes one out that it would refuse."""
+    one = RequestClass(name="batch", prompt=4, output=2, body={"priority": 5, "temperature": 0.5}, api_key="mine")
+    [session] = build_sessions(workload(Closed(users=1), 1, one), 1, 1, make_prompt_maker(WordCounter()))
+    target = make_target("http://127.0.0.1:1", api_key="ours")
+    head, _, body = generation_request(target, session.request(0, ()), "completions").partition(b"\r\n\r\n")
+    assert b"authorization: Bearer mine" in head.split(b"\r\n")
+    assert (json.loads(body)["priority"], json.loads(body)["temperature"], json.loads(body)["max_tokens"]) == (
+        5,
+        0.5,
+        2,
+    )
+    strict = make_target("http://127.0.0.1:1", extra_body={"priority": None})
+    assert b"priority" not in generation_request(strict, session.request(0, ()), "completions")
