@@ -21,9 +21,6 @@ from tests.conformance.bystander import TOKENS, Bystander, Seen
 from tests.conformance.hostile import COMPLETIONS, KINDS, post
 from tests.e2e.live import LiveServer, serving, until
 
-# The bystander's gaps are times: they mean something on a machine that does nothing else.
-pytestmark = pytest.mark.slow
-
 ANSWER_SECONDS = 0.3  # to wait for an answer that may never come, for the request may be incomplete
 GAP_SECONDS = 0.5  # that a bystander's stream may pause at most, beside what the machine itself makes it pause
 STREAM = json.dumps({"prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True, "n": 4}).encode()
@@ -51,8 +48,9 @@ def undisturbed(server: LiveServer) -> Seen:
 
 
 @contextlib.contextmanager
-def nobody_notices(server: LiveServer, undisturbed: Seen) -> Iterator[None]:
-    """The bystander's answers and pace stay as they are, and afterwards nothing is left behind."""
+def nobody_notices(server: LiveServer, undisturbed: Seen, at_pace: bool = False) -> Iterator[None]:
+    """The bystander's answers stay as they are, and afterwards nothing is left behind. Its pace too, where asked: a gap
+    is a time, and means something on a machine that does nothing else."""
     process = psutil.Process(server.process.pid)
     num_files = process.num_fds()
     log = len(server.lines)
@@ -61,7 +59,8 @@ def nobody_notices(server: LiveServer, undisturbed: Seen) -> Iterator[None]:
     seen = bystander.seen
     assert seen.faults == []
     assert [answer for answer in seen.answers if answer != undisturbed.answers[0]] == []
-    assert seen.longest_gap < GAP_SECONDS + undisturbed.longest_gap
+    if at_pace:
+        assert seen.longest_gap < GAP_SECONDS + undisturbed.longest_gap
     until(lambda: server.metric("octavo_requests_running") + server.metric("octavo_requests_waiting") == 0, 10)
     until(lambda: process.num_fds() <= num_files + 2, 10)
     assert [line for line in server.lines[log:] if "Traceback" in line or "[error" in line] == []
@@ -134,7 +133,7 @@ def test_malformed_requests(server: LiveServer, undisturbed: Seen, kind: str) ->
 @pytest.mark.parametrize("seed", range(2, 7))
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_malformed_requests(server: LiveServer, undisturbed: Seen, kind: str, seed: int) -> None:
-    with nobody_notices(server, undisturbed):
+    with nobody_notices(server, undisturbed, at_pace=True):
         attack(server, kind, seed, num_cases=500)
 
 
