@@ -41,6 +41,13 @@ def tanh(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    """1 / (1 + e^(−x)), without overflow."""
+    decay = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, decay, 1.0) / (1.0 + decay)
+
+
+@triton.jit
 def power_of_two(exponent: tl.tensor) -> tl.tensor:
     """2^exponent for whole exponents ≤ 127, exactly; 0 below the normal numbers, and for −inf and NaN."""
     clamped = tl.where(exponent > -127.0, exponent, -127.0).to(tl.int32)

@@ -37,3 +37,19 @@ def kernels_float32() -> KernelSet:
 @pytest.fixture(scope="session")
 def kernels_bfloat16() -> KernelSet:
     return _kernels(DType.BFLOAT16)
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return DEVICE
+
+
+@pytest.fixture(scope="session")
+def reference(kernels: KernelSet) -> KernelSet:
+    """The name by which the reference's tests, run here again, ask for the kernels under test."""
+    return kernels
+
+
+@pytest.fixture(scope="session")
+def reference_float32(kernels_float32: KernelSet) -> KernelSet:
+    return kernels_float32
