@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.core.plan import (
@@ -23,14 +23,8 @@ from engine.core.plan import (
     StepResult,
 )
 from engine.core.scheduler import Scheduler
-from engine.types import (
-    FinishReason,
-    GenerationRequest,
-    Pooling,
-    RequestUpdate,
-    SamplingParams,
-    TokenLogprobs,
-)
+from engine.types import FinishReason, GenerationRequest, Pooling, RequestUpdate, TokenLogprobs
+from tests.choices import Outcomes, request
 
 Memory = dict[tuple[int, int], int]  # (block, offset) → history
 
@@ -44,42 +38,6 @@ def capacity(
     """One group with num_blocks blocks to hand out, and host_blocks behind them."""
     num_host_blocks = host_blocks + 1 if host_blocks else 0
     return KVCapacity(block_size, (KVGroupCapacity(num_blocks + 1, window, num_host_blocks, copy_cost),))
-
-
-def request(
-    request_id: int,
-    prompt: Iterable[int] | int,
-    max_tokens: int = 16,
-    *,
-    n: int = 1,
-    choice_index: int = 0,
-    seed: int = 0,
-    stop: tuple[int, ...] = (),
-    min_tokens: int = 0,
-    outputs: tuple[int, ...] = (),
-    namespace: int = 0,
-    tenant: int = 0,
-    priority: int = 0,
-    prompt_logprobs: int | None = None,
-    logprobs: int | None = None,
-    pooling: Pooling | None = None,
-) -> GenerationRequest:
-    """A request; a number as the prompt means so many tokens that no other request id has."""
-    tokens = range(request_id * 100_000, request_id * 100_000 + prompt) if isinstance(prompt, int) else prompt
-    return GenerationRequest(
-        request_id,
-        tuple(tokens),
-        SamplingParams(max_tokens, min_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs),
-        seed,
-        stop_token_ids=stop,
-        output_token_ids=outputs,
-        choice_index=choice_index,
-        n=n,
-        cache_namespace=namespace,
-        tenant=tenant,
-        priority=priority,
-        pooling=pooling,
-    )
 
 
 def history(before: int, token_id: int) -> int:
@@ -277,19 +235,6 @@ class ContentExecutor:
         return SeqResult(seq.seq_id, token_ids, logprobs, tuple(prompt_logprobs), embedding)
 
 
-@dataclass
-class Outcome:
-    """All that a client has heard of a choice."""
-
-    token_ids: list[int] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    embedding: tuple[float, ...] = ()
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None
-    error: str | None = None
-
-
 class Driver:
     """Scheduler and executor, with up to `depth` steps under way; checks all invariants after each operation."""
 
@@ -298,19 +243,18 @@ class Driver:
         self.executor = executor
         self.depth = depth
         self.under_way: deque[tuple[SchedulerOutput, StepResult]] = deque()
-        self.outcomes: dict[SeqId, Outcome] = {}
+        self.outcomes = Outcomes()
         self.plans: list[list[tuple[int, int]]] = []
 
     def add(self, *requests: GenerationRequest) -> None:
         for one in requests:
             self.scheduler.add(one)
-            for k in range(one.choice_index, one.choice_index + one.n):
-                self.outcomes[SeqId(one.request_id, k)] = Outcome()
+            self.outcomes.expect(one)
             self.scheduler.check_invariants()
 
     def abort(self, request_id: int, choice_index: int | None = None) -> list[RequestUpdate]:
         updates = self.scheduler.abort(request_id, choice_index)
-        self._hear(updates)
+        self.outcomes.hear(updates)
         self.scheduler.check_invariants()
         return updates
 
@@ -331,7 +275,7 @@ class Driver:
     def collect(self) -> list[RequestUpdate]:
         """Finish the oldest step under way."""
         updates = self.scheduler.update(*self.under_way.popleft())
-        self._hear(updates)
+        self.outcomes.hear(updates)
         self.scheduler.check_invariants()
         return updates
 
@@ -349,18 +293,6 @@ class Driver:
             assert len(self.plans) - begin < max_steps, "it doesn't come to an end"
             self.step()
         return self.plans[begin:]
-
-    def _hear(self, updates: list[RequestUpdate]) -> None:
-        for update in updates:
-            outcome = self.outcomes[SeqId(update.request_id, update.choice_index)]
-            assert outcome.finish_reason is None, f"news after the end: {update}"
-            outcome.token_ids += update.new_token_ids
-            outcome.prompt_logprobs += update.prompt_logprobs
-            outcome.embedding = update.embedding
-            outcome.num_cached_tokens = update.num_cached_tokens
-            outcome.finish_reason = update.finish_reason
-            outcome.stop_token_id = update.stop_token_id
-            outcome.error = update.error
 
 
 def plan_of(output: SchedulerOutput) -> list[tuple[int, int]]:

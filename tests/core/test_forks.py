@@ -6,7 +6,8 @@ import pytest
 
 from engine.core.plan import BlockCopy, BlockTableTail, SchedulerOutput, SeqId
 from engine.types import FinishReason, KVGroupStats
-from tests.core.driver import Driver, capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, make_driver
 
 
 def shares(output: SchedulerOutput) -> list[tuple[int, int, int]]:

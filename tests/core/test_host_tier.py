@@ -8,7 +8,8 @@ from engine.core.plan import BlockCopy, KVCapacity, KVGroupCapacity, SeqId
 from engine.core.queue_policies import queue_factories
 from engine.core.radix_cache import RadixCache
 from engine.types import FinishReason, KVGroupStats, Pooling
-from tests.core.driver import Driver, capacity, expected_outputs, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, expected_outputs, make_driver
 
 
 def short_of_blocks(host_blocks: int = 20, copy_cost: int = 0, preemption: str = "auto") -> Driver:

@@ -9,7 +9,8 @@ import pytest
 from engine.core.invariants import InvariantViolation
 from engine.core.radix_cache import RadixCache
 from engine.core.request import Status
-from tests.core.driver import Driver, capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, make_driver
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 
 from engine.core.plan import PENDING_TOKEN, SeqId
 from engine.types import FinishReason, KVGroupStats
-from tests.core.driver import Driver, capacity, expected_outputs, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, expected_outputs, make_driver
 
 
 def assert_all_as_alone(driver: Driver, *request_ids: int, prompt: int, max_tokens: int) -> None:

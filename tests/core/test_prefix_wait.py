@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.core.plan import SeqId
-from tests.core.driver import capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import capacity, make_driver
 
 
 def test_an_equal_prompt_waits_for_the_step_that_computes_it() -> None:

@@ -11,7 +11,8 @@ from engine.core.queue import CachedTokens, QueuePolicy
 from engine.core.queue_policies import MEASURED_WAITERS, queue_factories
 from engine.core.request import Sequence
 from engine.types import FinishReason, GenerationRequest
-from tests.core.driver import Driver, capacity, expected_outputs, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, expected_outputs, make_driver
 
 NEVER = 1_000_000
 POLICIES = ["sjf", "priority", "fair", "lpm"]

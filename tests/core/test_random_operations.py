@@ -12,7 +12,8 @@ from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
 from engine.core.queue_policies import queue_factories
 from engine.errors import RequestRejected
 from engine.types import FinishReason, GenerationRequest, Pooling
-from tests.core.driver import Driver, expected_outputs, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, expected_outputs, make_driver
 
 VOCAB_SIZE = 2
 POLICIES = ["fcfs", "fcfs", "sjf", "priority", "priority", "fair", "lpm"]

@@ -6,7 +6,8 @@ import pytest
 
 from engine.core.plan import SchedulerOutput, SeqId, SeqResult, StepResult
 from engine.types import FinishReason, GenerationRequest, Pooling, RequestUpdate, TokenLogprobs
-from tests.core.driver import Driver, capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, make_driver
 
 
 def play(one: GenerationRequest, tokens: list[tuple[int, ...]], *, max_model_len: int = 1000) -> list[RequestUpdate]:

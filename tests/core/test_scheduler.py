@@ -7,7 +7,8 @@ import pytest
 from engine.core.plan import BlockTableTail, KVCapacity, KVGroupCapacity, ScheduledSeq, SeqId, StepResult
 from engine.errors import ConfigError, EngineError, RequestRejected
 from engine.types import FinishReason, KVGroupStats
-from tests.core.driver import capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import capacity, make_driver
 
 # --- the token budget ------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@ import time
 
 from engine.core.plan import SeqResult, StepResult
 from engine.core.scheduler import Scheduler
-from tests.core.driver import capacity, request
+from tests.choices import request
+from tests.core.driver import capacity
 
 
 def test_a_step_of_64_decodes_is_planned_and_updated_in_half_a_millisecond() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from engine.core.plan import PENDING_TOKEN, SeqId
 from engine.types import FinishReason, KVGroupStats
-from tests.core.driver import capacity, draw, histories, make_driver, request
+from tests.choices import request
+from tests.core.driver import capacity, draw, histories, make_driver
 
 
 def test_the_token_being_sampled_is_planned_as_pending() -> None:

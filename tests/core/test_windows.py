@@ -6,7 +6,8 @@ import pytest
 
 from engine.core.plan import BlockTableTail, KVCapacity, KVGroupCapacity, SeqId
 from engine.errors import RequestRejected
-from tests.core.driver import capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import capacity, make_driver
 
 MIXED = KVCapacity(16, (KVGroupCapacity(101), KVGroupCapacity(101, 32)))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from engine.core.plan import BlockCopy
-from tests.core.driver import Driver, capacity, make_driver, request
+from tests.choices import request
+from tests.core.driver import Driver, capacity, make_driver
 
 
 def tables(driver: Driver) -> dict[tuple[int, int], list[int]]:

@@ -20,7 +20,8 @@ from engine.models.loader import load_model, open_model
 from kernels.interface import DType
 from kernels.select import select
 from server import model_store
-from tests.runner.harness import Harness, request
+from tests.choices import request
+from tests.runner.harness import Harness
 from tests.runner.oracle import load_default_model
 
 PROMPT_TOKENS, STREAMS = 64, 16

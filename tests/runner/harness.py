@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from engine.core.host_tier import PreemptionMode
 from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
@@ -11,49 +11,9 @@ from engine.core.queue import QueueFactory, fcfs
 from engine.core.scheduler import Scheduler
 from engine.models.decoder import Decoder
 from engine.runner.model_runner import ModelRunner
-from engine.types import FinishReason, GenerationRequest, RequestUpdate, SamplingParams, TokenLogprobs
+from engine.types import GenerationRequest
 from kernels.interface import KernelSet, KVCacheSpec
-
-
-def request(
-    request_id: int,
-    prompt: Iterable[int],
-    max_tokens: int = 16,
-    *,
-    seed: int = 0,
-    n: int = 1,
-    choice_index: int = 0,
-    outputs: tuple[int, ...] = (),
-    namespace: int = 0,
-    stop: tuple[int, ...] = (),
-    **sampling: object,
-) -> GenerationRequest:
-    """Greedy unless a temperature is given."""
-    params = SamplingParams(max_tokens=max_tokens, **({"temperature": 0.0} | sampling))  # type: ignore[arg-type]
-    return GenerationRequest(
-        request_id,
-        tuple(prompt),
-        params,
-        seed,
-        stop_token_ids=stop,
-        output_token_ids=outputs,
-        choice_index=choice_index,
-        n=n,
-        cache_namespace=namespace,
-    )
-
-
-@dataclass
-class Outcome:
-    """All that was heard of a choice."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    embedding: tuple[float, ...] = ()
-    num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    error: str | None = None
+from tests.choices import Outcomes
 
 
 class Harness:
@@ -111,21 +71,18 @@ class Harness:
             preemption=preemption,
             queue=queue,
         )
-        self.outcomes: dict[SeqId, Outcome] = {}
+        self.outcomes = Outcomes()
 
     def add(self, *requests: GenerationRequest) -> None:
         for one in requests:
-            for choice in range(one.choice_index, one.choice_index + one.n):
-                self.outcomes[SeqId(one.request_id, choice)] = Outcome()
+            self.outcomes.expect(one)
             self.scheduler.add(one)
 
     def step(self) -> None:
         output = self.scheduler.schedule()
-        self.hear(self.scheduler.update(output, self.runner.execute(output)))
+        self.outcomes.hear(self.scheduler.update(output, self.runner.execute(output)))
 
-    def run(
-        self, *requests: GenerationRequest, before_step: Callable[[int], None] | None = None
-    ) -> dict[SeqId, Outcome]:
+    def run(self, *requests: GenerationRequest, before_step: Callable[[int], None] | None = None) -> Outcomes:
         """Add the requests and step until nothing is left; `before_step` gets the number of the step to come."""
         self.add(*requests)
         step = 0
@@ -141,15 +98,3 @@ class Harness:
         """The outputs of the requests' first choices."""
         outcomes = self.run(*requests)
         return [outcomes[SeqId(one.request_id, one.choice_index)].token_ids for one in requests]
-
-    def hear(self, updates: list[RequestUpdate]) -> None:
-        for update in updates:
-            outcome = self.outcomes[SeqId(update.request_id, update.choice_index)]
-            assert outcome.finish_reason is None, f"news after the end: {update}"
-            outcome.token_ids += update.new_token_ids
-            outcome.logprobs += update.logprobs
-            outcome.prompt_logprobs += update.prompt_logprobs
-            outcome.embedding = update.embedding
-            outcome.num_cached_tokens = update.num_cached_tokens
-            outcome.finish_reason = update.finish_reason
-            outcome.error = update.error

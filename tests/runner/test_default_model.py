@@ -20,7 +20,8 @@ from engine.core.plan import SeqId
 from engine.models.decoder import Decoder
 from kernels.interface import Array, DType, SamplingBatch
 from kernels.reference.torch_kernels import TorchKernels
-from tests.runner.harness import Harness, request
+from tests.choices import request
+from tests.runner.harness import Harness
 from tests.runner.oracle import load_default_model, reference_logits
 from tests.runner.prompts import LONG, LONG_TOKENS, SHORT
 

@@ -14,8 +14,9 @@ from engine.models.decoder import Decoder
 from engine.runner.head import TILE_ROWS
 from engine.types import FinishReason, GenerationRequest, Pooling, SamplingParams
 from kernels.interface import KernelSet
+from tests.choices import request
 from tests.models.driver import Driver
-from tests.runner.harness import Harness, request
+from tests.runner.harness import Harness
 from tests.runner.tiny import VOCAB_SIZE, tiny_decoder
 
 PROMPT = tuple(np.random.default_rng(0).integers(0, VOCAB_SIZE, 150).tolist())
@@ -71,7 +72,7 @@ def test_tokens_of_each_expert_are_counted_over_all_steps(kernels: KernelSet) ->
         expected += counts.sum(axis=0)
         num_tokens += step_tokens
         assert result.expert_tokens_total == tuple(expected.tolist())
-        harness.hear(harness.scheduler.update(output, result))
+        harness.outcomes.hear(harness.scheduler.update(output, result))
     assert expected.sum() == num_tokens * 2 * 2
     assert expected.max() < num_tokens * 2  # not all went the same way
 
@@ -95,7 +96,7 @@ def test_two_steps_under_way_give_the_same_tokens(tiny_model: Decoder, kernels: 
             under_way.append(output)
             results.append(harness.runner.execute(output))
         if len(under_way) == 2 or not output.seqs:
-            harness.hear(harness.scheduler.update(under_way.popleft(), results.pop(0)))
+            harness.outcomes.hear(harness.scheduler.update(under_way.popleft(), results.pop(0)))
     assert [harness.outcomes[SeqId(k, 0)].token_ids for k in range(3)] == expected
 
 

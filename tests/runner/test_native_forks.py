@@ -9,7 +9,8 @@ pytest.importorskip("kernels.native._native", reason="the native kernels are not
 from engine.core.plan import SeqId
 from kernels.interface import DType
 from kernels.select import select
-from tests.runner.harness import Harness, request
+from tests.choices import request
+from tests.runner.harness import Harness
 from tests.runner.tiny import tiny_decoder
 
 

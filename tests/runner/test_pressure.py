@@ -18,7 +18,8 @@ from engine.core.request import Sequence, Status
 from engine.types import FinishReason, GenerationRequest, KVGroupStats
 from kernels.interface import DType, KernelSet
 from kernels.select import select
-from tests.runner.harness import Harness, Outcome, request
+from tests.choices import Outcome, request
+from tests.runner.harness import Harness
 from tests.runner.tiny import tiny_decoder
 
 Make = Callable[..., Harness]
@@ -168,7 +169,7 @@ def test_500_aborts_in_every_state(make: Make, seed: int) -> None:
             seq = rng.choice(live)
             met.update(set(state_of(seq, scheduler.roster.running)))
             choice = None if rng.random() < 0.5 else seq.seq_id.choice_index
-            harness.hear(scheduler.abort(seq.seq_id.request_id, choice))
+            harness.outcomes.hear(scheduler.abort(seq.seq_id.request_id, choice))
             scheduler.check_invariants()
             num_aborts += 1
     assert sorted(met) == ["decoding", "forked", "mid-chunk", "prefix-shared", "queued", "swapped out"]

@@ -16,8 +16,9 @@ from engine.core.plan import SeqId
 from engine.models.decoder import Decoder
 from engine.types import GenerationRequest, TokenLogprobs
 from kernels.interface import KernelSet
+from tests.choices import request
 from tests.kernels.sampling_cases import noise
-from tests.runner.harness import Harness, request
+from tests.runner.harness import Harness
 from tests.runner.prompts import CHINESE, EMOJI, PARAGRAPH, PROSE, PYTHON
 
 Encode = Callable[[str], list[int]]
@@ -161,7 +162,7 @@ def test_choices_stay_the_same_when_one_is_aborted(
 
     def abort(step: int) -> None:
         if step == 4:
-            harness.hear(harness.scheduler.abort(0, 0))
+            harness.outcomes.hear(harness.scheduler.abort(0, 0))
 
     outcomes = harness.run(sampled_request(0, prompts[1], n=3), before_step=abort)
     assert len(outcomes[SeqId(0, 0)].token_ids) < NUM_TOKENS

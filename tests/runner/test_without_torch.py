@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import sys
 import engine.runner.local_executor
-from tests.runner.harness import Harness, request
+from tests.choices import request
+from tests.runner.harness import Harness
 from tests.runner.null_kernels import TOKEN, null_kernels
 from tests.runner.tiny import tiny_decoder
 
