@@ -1,6 +1,7 @@
 #include "session.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 
 namespace octavo {
@@ -30,6 +31,20 @@ void Session::replay(Plan& plan) {
   team_.reserve(plan.local_bytes, plan.shared_bytes);
   for (const auto& op : plan.ops) op->run(team_);
   team_.finish();
+}
+
+std::vector<double> Session::replay_timed(Plan& plan) {
+  if (recording_) throw std::logic_error("a plan cannot run while another is being recorded");
+  team_.reserve(plan.local_bytes, plan.shared_bytes);
+  std::vector<double> ends;
+  ends.reserve(plan.ops.size());
+  const auto begin = std::chrono::steady_clock::now();
+  for (const auto& op : plan.ops) {
+    op->run(team_);
+    team_.finish();
+    ends.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return ends;
 }
 
 }  // namespace octavo

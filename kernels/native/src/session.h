@@ -46,6 +46,9 @@ class Session {
   std::unique_ptr<Plan> finish_recording();
   void abandon_recording() { recording_.reset(); }
   void replay(Plan& plan);
+  // As replay(), waiting for each operation: when each had ended, in seconds since the begin.
+  std::vector<double> replay_timed(Plan& plan);
+  size_t recorded() const { return recording_ ? recording_->ops.size() : 0; }
 
  private:
   Team team_;
