@@ -83,13 +83,14 @@ def serving(flags: list[str], log: Path) -> Iterator[tuple[subprocess.Popen[byte
 class Soak:
     """Clients, a killer and an observer on one event loop."""
 
-    def __init__(self, http: httpx.AsyncClient, server_pid: int, minutes: float, kill_minutes: float) -> None:
+    def __init__(self, http: httpx.AsyncClient, server_pid: int, options: argparse.Namespace) -> None:
         self.seen = Seen()
         self._http = http
         self._server_pid = server_pid
         self._start = time.monotonic()
-        self._end = self._start + 60 * minutes
-        self._kill_seconds = 60 * kill_minutes
+        self._end: float = self._start + 60 * options.minutes
+        self._kill_seconds = 60 * options.kill_minutes
+        self._warm_up_seconds = 60 * options.warm_up_minutes
         self._rng = random.Random(1)
 
     @property
@@ -166,9 +167,12 @@ class Soak:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def _kill(self) -> None:
-        """SIGKILL to the engine now and then, but not in the first and the last two minutes."""
-        while self._kill_seconds and time.monotonic() + self._kill_seconds + 120 < self._end:
-            await asyncio.sleep(self._kill_seconds)
+        """SIGKILL to the engine now and then, but not in the last two minutes. For the first time while the server
+        warms up: what it needs for the first restart of its life is no growth."""
+        wait_seconds = min(self._kill_seconds, self._warm_up_seconds / 2)
+        while self._kill_seconds and time.monotonic() + wait_seconds + 120 < self._end:
+            await asyncio.sleep(wait_seconds)
+            wait_seconds = self._kill_seconds
             engine = (await self._http.get("/debug/engine")).json()
             if engine["state"] == "ready":
                 os.kill(engine["pid"], signal.SIGKILL)
@@ -217,7 +221,7 @@ def verdicts(seen: Seen, warm_up_seconds: float) -> dict[str, tuple[bool, str]]:
 async def soak(url: str, server_pid: int, options: argparse.Namespace) -> Seen:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as http:
-        return await Soak(http, server_pid, options.minutes, options.kill_minutes).run()
+        return await Soak(http, server_pid, options).run()
 
 
 def main() -> int:
