@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.core.plan import KVCapacity, SchedulerOutput, SeqId, StepResult
+from engine.core.step_cost import StepCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class Executor(Protocol):
 
     def capacity(self) -> KVCapacity:
         """KV memory; constant over the executor's life."""
+
+    def step_cost(self) -> StepCost | None:
+        """What steps cost and may cost, measured; None: the budget in tokens alone bounds them."""
+        return None
 
     def submit(self, output: SchedulerOutput, *, timed: bool = False) -> Ticket:
         """Start a step; may return before it has run. Steps run in order of submission. `timed`: also tell how long

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from engine.types import GenerationRequest, Pooling, SamplingParams
 from server.settings import Settings
+from server.structured.compiler import Constraint, GrammarCompiler
+from server.structured.parser import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.tokenizer import Tokenizer
 
@@ -33,6 +35,7 @@ class ModelText:
     defaults: SamplingDefaults
     settings: Settings
     own_template: Callable[[str], ChatTemplate]  # of a Jinja source, with this model's special texts
+    grammars: GrammarCompiler  # for this model's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class Plan:
     timeout_seconds: float | None = None  # from the request's arrival; None = no limit of its own
     pooling: Pooling | None = None
     output: OutputOptions = field(default_factory=OutputOptions)
+    constraint: Constraint | None = None  # to be checked by the model's `grammars` before it runs
+    syntax: AnswerSyntax | None = None  # what to tell apart in an answer; None: all of it is text
 
     def request(self, prompt_index: int, request_id: int, tenant: int) -> GenerationRequest:
         """What the engine is asked for one of the prompts."""
@@ -84,4 +89,5 @@ class Plan:
             tenant=tenant,
             priority=self.priority,
             pooling=self.pooling,
+            constraint=None if self.constraint is None else self.constraint.grammar,
         )

@@ -163,6 +163,8 @@ class Work:
         """Tokenise, and make ready to run."""
         job, server = self.job, self.server
         plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
+        if plan.constraint is not None:
+            await model.text.grammars.check(plan.constraint)
         tokenized = time.monotonic()
         server.metrics.tokenized(tokenized - self.call.arrived)
         limits = [limit for limit in (plan.timeout_seconds, server.settings.request_timeout_seconds) if limit]

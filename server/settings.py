@@ -148,6 +148,10 @@ class Settings(BaseSettings):
     max_stop_sequences: int = _field(4, "limits", "stop strings of one request", ge=1)
     max_stop_chars: int = _field(1024, "limits", "length of one stop string in characters", ge=1)
     max_logit_bias: int = _field(1024, "limits", "entries in logit_bias", ge=1)
+    max_grammar_bytes: ByteSize = _field(
+        ByteSize(512 << 10), "limits", "largest JSON schema or grammar, all tools of a request together", ge=1024
+    )
+    grammar_timeout_seconds: float = _field(10.0, "limits", "how long a grammar may wait and take to compile", gt=0)
     max_head_bytes: ByteSize = _field(ByteSize(64 << 10), "limits", "largest request line with headers", ge=1024)
     head_timeout_seconds: float = _field(20.0, "limits", "how long the headers of a request may take to arrive", gt=0)
     strict_fields: bool = _field(False, "limits", "refuse unknown request fields instead of naming them in a header")

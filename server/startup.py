@@ -19,6 +19,7 @@ from server.model_store import ModelFiles, resolve_model
 from server.plan import ModelText, SamplingDefaults
 from server.settings import Settings
 from server.state import ServedModel
+from server.structured.compiler import GrammarCompiler
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.loading import LoadedText, load_tokenizer
 
@@ -114,6 +115,11 @@ def _served_model(
             defaults=_sampling_defaults(text),
             settings=settings,
             own_template=templates.of_source,
+            grammars=GrammarCompiler(
+                text.tokenizer,
+                max_bytes=settings.max_grammar_bytes,
+                timeout_seconds=settings.grammar_timeout_seconds,
+            ),
         ),
         created=int(time.time()),
         fingerprint=fingerprint(files, info),

@@ -19,10 +19,11 @@ from engine.core.roster import Roster
 class StepPlan:
     """A step in the making."""
 
-    __slots__ = ("budget", "chunks", "decodes", "short_of_blocks")
+    __slots__ = ("budget", "chunks", "cost_left", "decodes", "short_of_blocks")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens not given away yet, nor set aside for decodes
+        self.cost_left = 0  # where steps have a StepCost: what chunks may still cost
         self.decodes: list[Sequence] = []
         self.chunks: list[tuple[Sequence, int]] = []
         self.short_of_blocks = False  # somebody went without: nobody is admitted

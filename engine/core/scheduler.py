@@ -34,6 +34,7 @@ from engine.core.plan import KVCapacity, ScheduledSeq, SchedulerOutput, StepResu
 from engine.core.queue import QueueFactory, fcfs
 from engine.core.request import Sequence, Status
 from engine.core.roster import Roster
+from engine.core.step_cost import StepCost
 from engine.errors import ConfigError, EngineError, RequestRejected
 from engine.types import FinishReason, GenerationRequest, RequestUpdate, StepStats
 
@@ -65,6 +66,7 @@ class Scheduler:
         prefix_cache: bool = True,
         batching: Literal["continuous", "static"] = "continuous",
         max_prefix_wait_steps: int = DEFAULT_MAX_PREFIX_WAIT_STEPS,
+        step_cost: StepCost | None = None,
     ) -> None:
         """`queue` makes the queue of the waiting; `preemption` says what becomes of what the preempted have computed,
         where the capacity has host blocks ("auto": whatever costs less).
@@ -72,7 +74,8 @@ class Scheduler:
         At most min(max_num_seqs, max_num_batched_tokens) sequences run, so that each can get its token in every step;
         an executor knows no more than that at any time, from a sequence's record to the output that forgets it.
         Static batching, the baseline of benchmarks, admits only when nothing runs. A request waits for a prefix that
-        another one is computing in at most max_prefix_wait_steps steps. Raises ConfigError on sizes below 1.
+        another one is computing in at most max_prefix_wait_steps steps. `step_cost` bounds chunks of prompts beside the
+        budget in tokens. Raises ConfigError on sizes below 1.
         """
         if min(max_num_batched_tokens, max_num_seqs, max_model_len, capacity.block_size) < 1:
             raise ConfigError("max_num_batched_tokens, max_num_seqs, max_model_len and block_size must be at least 1")
@@ -81,6 +84,7 @@ class Scheduler:
         self.roster = Roster(self.kv, self.host, queue(self._num_cached_tokens))
         self.steps_under_way: deque[StepUnderWay] = deque()
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._step_cost = step_cost
         self._max_resident = min(max_num_seqs, max_num_batched_tokens)
         self._max_model_len = max_model_len
         self._admission = Admission(
@@ -184,6 +188,9 @@ class Scheduler:
         while index < len(running):  # forks lengthen the list, preemptions shorten it from behind
             seq = running[index]
             if not seq.lacks_one_token():
+        if self._step_cost is not None:
+            lengths = [seq.num_tokens for seq in running if seq.lacks_one_token()]
+            plan.cost_left = self._step_cost.for_chunks(lengths)
                 self._plan_chunk(plan, seq, may_preempt=True)
             elif self._make_room(plan, seq, 1):
                 plan.decodes.append(seq)
@@ -197,12 +204,23 @@ class Scheduler:
             num_tokens = self._make_room(plan, seq, num_tokens, may_preempt=may_preempt)
             if num_tokens:
                 plan.chunks.append((seq, num_tokens))
+        if self._step_cost is not None and num_tokens > 0:
+            num_tokens = self._affordable(self._step_cost, plan, seq.num_computed_tokens, num_tokens)
                 plan.budget -= num_tokens
 
     def _make_room(self, plan: StepPlan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
+                if self._step_cost is not None:
+                    plan.cost_left -= self._step_cost.of_chunk(seq.num_computed_tokens, num_tokens)
         """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out.
 
         Newcomers may not preempt: the last of the running may have its share of this step already.
+    def _affordable(self, cost: StepCost, plan: StepPlan, start: int, num_tokens: int) -> int:
+        """How many of a sequence's next tokens the step still has the time for; the first chunk gets one at least."""
+        fitting = max(cost.fitting(start, plan.cost_left), 0 if plan.chunks else 1)
+        if fitting < num_tokens:
+            plan.budget = fitting  # nothing goes beside it
+        return min(fitting, num_tokens)
+
         """
         running = self.roster.running
         while True:

@@ -16,6 +16,7 @@ from server.protocol.common import (
     Usage,
     WireModel,
 )
+from server.protocol.constraints import ConstraintFields
 
 
 class ContentPart(WireModel):
@@ -56,20 +57,21 @@ class TemplateFields(RequestModel):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Handed to the chat template; models that do not know it ignore it."
     )
-    tools: list[JsonObject] | None = Field(None, description="Refused unless empty.")
+    tools: list[JsonObject] | None = Field(None, max_length=128, description="Functions; other types are refused.")
 
 
-class ChatRequest(SamplingFields, TemplateFields):
+class ChatRequest(SamplingFields, ConstraintFields, TemplateFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1, description="Older name of max_completion_tokens, which wins.")
 
-    response_format: JsonObject | None = Field(None, description="Only {type: text}.")
-    tool_choice: str | JsonObject | None = Field(None, description='Only "none" or "auto".')
-    parallel_tool_calls: bool | None = Field(None, description="Accepted; there are no tool calls.")
-    functions: list[JsonObject] | None = Field(None, description="Refused unless empty.")
-    function_call: str | JsonObject | None = Field(None, description='Only "none" or "auto".')
+    tool_choice: str | JsonObject | None = Field(
+        None, description="none, auto, required, a function by its name, or allowed_tools. Default auto, with tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Default true: an answer may hold several calls.")
+    functions: list[JsonObject] | None = Field(None, max_length=128, description="Older form of tools.")
+    function_call: str | JsonObject | None = Field(None, description="Older form of tool_choice, for functions.")
     modalities: list[str] | None = Field(None, description="Only [text].")
     audio: JsonObject | None = Field(None, description="Refused.")
     web_search_options: JsonObject | None = Field(None, description="Refused.")
@@ -104,10 +106,27 @@ class ChatLogprobs(WireModel):
     refusal: None = None
 
 
+class CalledFunction(WireModel):
+    """In a stream the name comes first, the arguments, a JSON text, in pieces."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCall(WireModel):
+    index: int | None = None  # in a stream
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
 class AssistantMessage(WireModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChoice(WireModel):
@@ -136,6 +155,9 @@ class ChatDelta(WireModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = None
 
 
 class ChatChunkChoice(WireModel):

@@ -16,13 +16,14 @@ from server.protocol.common import (
     Usage,
     WireModel,
 )
+from server.protocol.constraints import ConstraintFields
 
 Prompt = Annotated[
     str | TokenIds | Strings | Annotated[list[TokenIds], FirstFault()], Field(union_mode="left_to_right")
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(SamplingFields, ConstraintFields):
     prompt: Prompt | None = Field(description="A string, strings, token ids, or lists of token ids.")
     best_of: int | None = Field(None, ge=0, le=20, description="Draw so many, return the n most likely.")
     echo: bool | None = Field(None, description="The prompt comes before the answer.")

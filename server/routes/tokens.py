@@ -57,7 +57,7 @@ async def render_chat(body: ChatRequest, server: ServerDep, call: CallDep) -> Re
     """What the chat template makes of the messages, without an answer."""
     model = server.model_named(body.model).text
     note_unknown_fields(body, call, strict=server.settings.strict_fields)
-    text = await offload(num_message_chars(body), lambda: render(body, model))
+    text = await offload(num_message_chars(body), lambda: render(body, model).text)
     tokens = await offload(len(text), lambda: encode(text, "messages", model.tokenizer, add_special_tokens=False))
     return RenderResponse(prompt=text, prompt_token_ids=tokens, count=len(tokens))
 

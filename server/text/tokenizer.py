@@ -37,13 +37,18 @@ class Tokenizer:
         from here on.
 
         Attributes of every instance: `pieces` [vocab_size], the piece of every id, "" where there is no token, and
-        `pieces_without_special`, the same with "" for special tokens."""
+        `pieces_without_special`, the same with "" for special tokens; `control_ids`, by their texts, the tokens that
+        a grammar takes for control tokens: special ones, and added ones in angle brackets."""
         backend.no_truncation()
         backend.no_padding()
         self._backend: Final = backend
-        self._special_ids: Final = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._special_ids: Final = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.control_ids: Final[Mapping[str, int]] = {
+            token.content: token_id
+            for token_id, token in added.items()
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        }
         self._spelling: Final = Spelling.of_decoder(_decoder_state(backend))
         self.pieces: Final = _pieces(backend, self._spelling, frozenset(blank_ids))
         self.pieces_without_special: Final = _without(self.pieces, self._special_ids)

@@ -18,6 +18,7 @@ from server.protocol.completions import CompletionRequest
 from server.sse import DONE, error_frame, frame
 from server.text.output import Delta, LogprobEntry, echo_prompt
 from server.text.tokenizer import Tokenizer
+from server.translate.answer_form import check_together, completion_form, num_form_chars
 from server.translate.parts import ResponseHead, Timings, legacy_logprobs, prompt_logprobs, usage_fields
 from server.translate.sampling import (
     SeedSource,
@@ -68,7 +69,7 @@ class CompletionJob:
         return len(self._prompts) * self._num_draws
 
     def num_chars(self) -> int:
-        return sum(map(len, self._prompts)) + len(self.body.suffix or "")
+        return sum(map(len, self._prompts)) + len(self.body.suffix or "") + num_form_chars(self.body)
 
     def plan(self, model: ModelText, draw_seed: SeedSource) -> Plan:
         body = self.body
@@ -79,6 +80,8 @@ class CompletionJob:
         prompts = tuple(self._fit(prompt, model) for prompt in self._prompts)
         for prompt in prompts:
             check_min_tokens(body.min_tokens, prompt.max_tokens)
+        constraint = completion_form(body, model).constraint
+        check_together(body, constraint)
         return Plan(
             prompts=prompts,
             sampling=sampling_params(body, model, logprobs=logprobs, prompt_logprobs=max(asked, default=None)),
@@ -95,6 +98,7 @@ class CompletionJob:
                 skip_special_tokens=body.skip_special_tokens is not False,
                 keep_tokens=logprobs is not None or bool(body.return_token_ids),
             ),
+            constraint=constraint,
         )
 
     def _check(self, model: ModelText) -> None:

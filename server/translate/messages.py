@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
 
 from server.errors import InvalidRequest, NotSupported
 from server.plan import ModelText
 from server.protocol.chat import ChatMessage, ContentPart, TemplateFields
 from server.protocol.common import JsonObject
+from server.structured.call_formats import CallFormat
 from server.text.chat_template import ChatTemplate, ChatTemplateError
+from server.translate.tool_messages import as_text, with_short_ids
+from server.translate.tools import ToolUse, call_format, tool_use
 
 _TEMPLATE_CHARS = 1 << 20  # a template that came with the request may take long, whatever it is given
 
@@ -20,27 +26,59 @@ def num_message_chars(body: TemplateFields) -> int:
     for message in body.messages or ():
         content = message.content
         texts += len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content or ())
-    return texts
+    return texts + num_json_chars(body.tools)
+
+
+def num_json_chars(value: object) -> int:
+    """How long a JSON value is, written out. Raises InvalidRequest for one that is nested too deep to be written."""
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    try:
+        return len(orjson.dumps(value))
+    except TypeError as error:
+        raise InvalidRequest(f"The body holds a value that is nested too deep: {error}") from error
 
 
 def prompt_tokens(body: TemplateFields, model: ModelText, *, add_special_tokens: bool) -> list[int]:
     """The rendered messages in tokens. The template writes BOS itself. Raises InvalidRequest."""
+    return encode_prompt(render(body, model).text, model, add_special_tokens=add_special_tokens)
+
+
+def encode_prompt(text: str, model: ModelText, *, add_special_tokens: bool) -> list[int]:
+    """Raises InvalidRequest."""
     try:
-        return model.tokenizer.encode(render(body, model), add_special_tokens)
+        return model.tokenizer.encode(text, add_special_tokens)
     except ValueError as error:
         raise InvalidRequest(f"messages: {error}", param="messages") from error
 
 
-def render(body: TemplateFields, model: ModelText) -> str:
-    """The text that the template makes of the messages. Raises InvalidRequest."""
-    if body.tools:
-        raise NotSupported("tools: this server does not call tools", param="tools")
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt, and what it was made of."""
+
+    text: str
+    template: ChatTemplate
+    tools: ToolUse
+    calls: CallFormat  # how the model writes calls
+
+
+def render(body: TemplateFields, model: ModelText) -> Rendered:
+    """What the template makes of messages and tools. Raises InvalidRequest."""
+    use = tool_use(body)
     template = _template(body, model)
+    calls = call_format(template, use)
+    messages = _template_messages(body.messages, keeps_developer=_knows_developer(template))
+    if not calls.in_template:
+        messages = as_text(messages, calls, use.told)
+    elif calls.id_chars is not None:
+        messages = with_short_ids(messages, calls.id_chars)
+    tools = [{"type": "function", "function": function} for function in use.told]
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     continues = bool(body.continue_final_message)
     try:
-        return template.render(
-            _template_messages(body.messages, keeps_developer=_knows_developer(template)),
+        text = template.render(
+            messages,
+            tools=tools if tools and calls.in_template else None,
             documents=body.documents,
             add_generation_prompt=not continues if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=continues,
@@ -48,6 +86,7 @@ def render(body: TemplateFields, model: ModelText) -> str:
         )
     except ChatTemplateError as error:
         raise InvalidRequest(f"messages: {error}", param="messages") from error
+    return Rendered(text, template, use, calls)
 
 
 def _template(body: TemplateFields, model: ModelText) -> ChatTemplate:
@@ -94,7 +133,13 @@ def _template_message(message: ChatMessage, role: str, where: str) -> JsonObject
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        result["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        calls = enumerate(message.tool_calls)
+        result["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{index}]") for index, call in calls]
+    elif message.function_call is not None:  # the older form of one call
+        call = {"id": "call_0", "type": "function", "function": message.function_call}
+        result["tool_calls"] = [_tool_call(call, f"{where}.function_call")]
+    if message.role == "function":
+        result["tool_call_id"] = "call_0"
     for key in ("reasoning_content", "reasoning", "thinking"):
         if isinstance((value := (message.model_extra or {}).get(key)), str):
             result[key] = value
@@ -118,13 +163,22 @@ def _part_text(part: ContentPart, where: str) -> str:
     return text
 
 
-def _tool_call(call: JsonObject) -> JsonObject:
-    """Templates want a call's arguments as an object; on the wire they are a JSON string."""
+def _tool_call(call: JsonObject, where: str) -> JsonObject:
+    """Templates want a call's arguments as an object; on the wire they are a JSON string. Raises InvalidRequest."""
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{where}: a function with a name is required", param=where)
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"{where}: its arguments are not valid JSON", param=where) from error
+    if not isinstance(arguments, dict):
+        raise InvalidRequest(f"{where}: its arguments must be a JSON object", param=where)
+    call_id = call.get("id")
+    return {
+        "id": call_id if isinstance(call_id, str) else "call_0",
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }

@@ -110,11 +110,11 @@ async def test_developer_is_system_where_the_template_does_not_know_it() -> None
     assert "<|im_start|>system\nx" in await prompt_of(messages=[{"role": "developer", "content": "x"}])
 
 
-async def test_tool_and_function_results_are_tool_messages() -> None:
+async def test_results_are_told_by_the_user_where_the_template_has_no_role_for_them() -> None:
     messages = [*HI, {"role": "tool", "content": "42", "tool_call_id": "c1"}, {"role": "function", "content": "43"}]
     prompt = await prompt_of(messages=messages)
-    assert "<|im_start|>tool\n42" in prompt
-    assert "<|im_start|>tool\n43" in prompt
+    told = "<tool_response>\n42\n</tool_response>\n<tool_response>\n43\n</tool_response>"
+    assert f"<|im_start|>user\n{told}<|im_end|>" in prompt
 
 
 async def test_content_parts_are_joined_by_lines() -> None:
@@ -160,11 +160,9 @@ async def test_a_requests_own_template_only_where_the_operator_allows_it() -> No
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "nonsense"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),

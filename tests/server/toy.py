@@ -34,6 +34,7 @@ from server.app import create_app
 from server.plan import ModelText, SamplingDefaults
 from server.settings import Settings
 from server.state import ServedModel, Server
+from server.structured.compiler import GrammarCompiler
 from server.text.chat_template import ChatTemplate
 from server.text.spelling import byte_alphabet
 from server.text.tokenizer import Tokenizer
@@ -48,8 +49,8 @@ TEMPLATE = (
 )
 
 
-def toy_tokenizer(merges: Sequence[str] = (), **options: Any) -> Tokenizer:
-    """Token i < 256 is byte i; then `merges` (pairs of ASCII characters), then SPECIAL."""
+def toy_tokenizer(merges: Sequence[str] = (), special: Sequence[str] = SPECIAL, **options: Any) -> Tokenizer:
+    """Token i < 256 is byte i; then `merges` (pairs of ASCII characters), then the special ones."""
     characters = {byte: character for character, byte in byte_alphabet().items()}
     vocab = {characters[byte]: byte for byte in range(256)}
     pairs = [(merge[0], merge[1]) for merge in merges]
@@ -57,7 +58,7 @@ def toy_tokenizer(merges: Sequence[str] = (), **options: Any) -> Tokenizer:
     backend = Backend(models.BPE(vocab=vocab, merges=pairs))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    backend.add_special_tokens([AddedToken(text, special=True) for text in special])
     return Tokenizer(backend, **options)
 
 
@@ -250,7 +251,9 @@ def _prompt_logprobs(request: GenerationRequest) -> tuple[TokenLogprobs | None, 
     return tuple(logprobs_of(token, position, num_top) if position else None for position, token in tokens)
 
 
-def toy_model(engine: ToyEngine, settings: Settings, tokenizer: Tokenizer | None = None) -> ServedModel:
+def toy_model(
+    engine: ToyEngine, settings: Settings, tokenizer: Tokenizer | None = None, template: str = TEMPLATE
+) -> ServedModel:
     tokenizer = tokenizer or toy_tokenizer()
 
     def own_template(source: str) -> ChatTemplate:
@@ -258,12 +261,15 @@ def toy_model(engine: ToyEngine, settings: Settings, tokenizer: Tokenizer | None
 
     text = ModelText(
         tokenizer=tokenizer,
-        chat_template=own_template(TEMPLATE),
+        chat_template=own_template(template),
         vocab_size=tokenizer.vocab_size,
         max_model_len=CONTEXT,
         defaults=SamplingDefaults(),
         settings=settings,
         own_template=own_template,
+        grammars=GrammarCompiler(
+            tokenizer, max_bytes=settings.max_grammar_bytes, timeout_seconds=settings.grammar_timeout_seconds
+        ),
     )
     return ServedModel((MODEL, "alias"), engine, text, 1_700_000_000, "fp_toy")
 
@@ -296,7 +302,10 @@ class ToyServer:
 
 @asynccontextmanager
 async def toy_server(
-    engine: ToyEngine | None = None, tokenizer: Tokenizer | None = None, **settings: Any
+    engine: ToyEngine | None = None,
+    tokenizer: Tokenizer | None = None,
+    template: str = TEMPLATE,
+    **settings: Any,
 ) -> AsyncIterator[ToyServer]:
     """Started, loaded, and stopped at the end."""
     engine = engine or ToyEngine()
@@ -305,7 +314,7 @@ async def toy_server(
 
     async def load(report: Any) -> ServedModel:
         loaded.set()
-        return toy_model(engine, chosen, tokenizer)
+        return toy_model(engine, chosen, tokenizer, template)
 
     app = create_app(chosen, load)
     async with app.router.lifespan_context(app):

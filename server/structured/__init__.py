@@ -1,0 +1,1 @@
+"""Structured output: schemas, tools and grammars to one llguidance grammar; constrained answers back to their parts."""

@@ -1,0 +1,98 @@
+"""Grammars are tried out before they reach the engine: off the event loop, within limits, each only once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from server.errors import InvalidRequest, NotSupported
+from server.text.tokenizer import Tokenizer
+
+_REMEMBERED: Final = 2048  # verdicts on grammars
+_MAX_MESSAGE: Final = 500  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar that an answer must match, and the field of the request that asks for it."""
+
+    grammar: str
+    param: str
+
+
+class GrammarCompiler:
+    """Says of a grammar whether answers can be written by it. One thread of its own compiles, with the interpreter lock
+    released; whoever waits, waits in line."""
+
+    def __init__(self, tokenizer: Tokenizer, *, max_bytes: int, timeout_seconds: float) -> None:
+        self._text_tokenizer: Final = tokenizer
+        self._max_bytes: Final = max_bytes
+        self._timeout_seconds: Final = timeout_seconds
+        self._verdicts: Final[OrderedDict[bytes, str]] = OrderedDict()  # of the compiling thread
+        self._thread: Final = ThreadPoolExecutor(1, "grammars")
+
+    async def check(self, constraint: Constraint) -> None:
+        """Raises InvalidRequest, NotSupported."""
+        self.check_size(len(constraint.grammar), constraint.param)
+        compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._verdict, constraint.grammar)
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                problem = await compiling
+        except TimeoutError as error:
+            raise InvalidRequest(
+                f"{constraint.param}: not compiled within {self._timeout_seconds:g} seconds; simplify it",
+                param=constraint.param,
+            ) from error
+        if problem:
+            raise InvalidRequest(f"{constraint.param}: {problem}", param=constraint.param)
+
+    def check_size(self, num_bytes: int, param: str) -> None:
+        """Raises InvalidRequest."""
+        if num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"{param}: {num_bytes} bytes of schema or grammar, at most {self._max_bytes} are allowed", param=param
+            )
+
+    def _verdict(self, grammar: str) -> str:
+        """What is wrong with it; "" if nothing is."""
+        key = sha256(grammar.encode("utf-8", "surrogatepass")).digest()
+        found = self._verdicts.get(key)
+        if found is None:
+            found = self._verdicts[key] = self._compile(grammar)
+            if len(self._verdicts) > _REMEMBERED:
+                self._verdicts.popitem(last=False)
+        self._verdicts.move_to_end(key)
+        return found
+
+    def _compile(self, grammar: str) -> str:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # the first mask meets what compiling leaves for later
+        return _first_line(matcher.get_error()) if matcher.is_error() else ""
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        tokenizer = self._text_tokenizer
+        try:
+            return LLTokenizer(
+                tokenizer.serialized().decode(), n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos_token_ids)
+            )
+        except ValueError as error:
+            raise NotSupported(f"This model's tokenizer cannot be constrained by grammars: {error}") from error
+
+    def close(self) -> None:
+        """Nothing is compiled after this."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _first_line(message: str) -> str:
+    """A problem as one line, without the state of the parser that may follow it."""
+    text = " ".join(line.strip() for line in message.partition("\n<state>")[0].splitlines() if line.strip())
+    return text[:_MAX_MESSAGE] or "the grammar cannot be used"

@@ -1,0 +1,119 @@
+"""Schemas: what is enforced, what is refused and how it is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.structured.schema import SchemaError, prepare
+from tests.server.structured.matching import accepts, builder
+
+
+def enforced(schema: Any) -> str:
+    """The grammar of a schema."""
+    grammar = builder()
+    return grammar.build(grammar.schema(prepare(schema)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"not": {"type": "string"}}, "#: 'not'"),
+        ({"type": "object", "properties": {"a": {"uniqueItems": True}}}, "#/properties/a: 'uniqueItems'"),
+        ({"$defs": {"x": {"contains": {}}}}, "#/$defs/x: 'contains'"),
+        ({"anyOf": [{}, {"propertyNames": {"maxLength": 3}}]}, "#/anyOf/1: 'propertyNames'"),
+        ({"items": {"dependentRequired": {"a": ["b"]}}}, "#/items: 'dependentRequired'"),
+        ({"if": {"type": "string"}, "then": {"maxLength": 1}}, "#: 'if'"),
+        ({"unevaluatedProperties": False}, "#: 'unevaluatedProperties'"),
+        ({"type": "string", "format": "idn-email"}, "#: 'format' 'idn-email'"),
+        ({"$ref": "https://example.org/schema"}, "#: '$ref'"),
+        ({"type": "object", "minProperties": 2}, "#: 'minProperties'"),
+        ({"properties": 3}, "#/properties: must be an object"),
+        ({"anyOf": {}}, "#/anyOf: must be a list"),
+        ({"items": "string"}, "#/items: a schema is an object or a boolean"),
+        ("string", "#: a schema is an object or a boolean"),
+        (False, "#: the schema allows no value"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_with_its_place(schema: Any, named: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        prepare(schema)
+    assert str(refused.value).startswith(named)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, {"$ref": "#"}]},
+        {"allOf": [{"type": "string"}, {"$ref": "#"}]},
+    ],
+)
+def test_a_schema_without_a_finite_value_is_refused(schema: Any) -> None:
+    with pytest.raises(SchemaError, match="without end"):
+        prepare(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "array", "items": {"$ref": "#"}},
+        {"anyOf": [{"type": "null"}, {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}]},
+        {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}},
+    ],
+)
+def test_recursion_that_can_end_is_taken(schema: Any) -> None:
+    assert prepare(schema) == schema
+
+
+def test_keywords_that_say_nothing_are_left_out() -> None:
+    schema = {
+        "type": "array",
+        "uniqueItems": False,
+        "minContains": 2,
+        "if": {"type": "null"},
+        "x-guidance": {"lenient": 1},
+    }
+    assert prepare(schema) == {"type": "array"}
+    assert prepare(True) == {}
+    assert prepare({"type": "string", "format": "password"}) == {"type": "string"}
+
+
+def test_integer_formats_are_bounds() -> None:
+    assert prepare({"type": "integer", "format": "int32", "minimum": 0}) == {
+        "type": "integer",
+        "minimum": 0,
+        "maximum": 2**31 - 1,
+    }
+
+
+def test_values_of_enums_and_names_of_properties_are_no_keywords() -> None:
+    schema = {"type": "object", "properties": {"not": {"enum": [{"not": 1}]}, "format": {"const": {"$ref": "x://y"}}}}
+    assert prepare(schema) == schema
+
+
+def test_depth_is_bounded() -> None:
+    schema: Any = {}
+    for _ in range(2000):
+        schema = {"items": schema}
+    with pytest.raises(SchemaError, match="levels deep"):
+        prepare(schema)
+
+
+def test_blanks_between_the_parts_of_json_are_bounded() -> None:
+    grammar = enforced({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    assert accepts(grammar, '{"a":1}')
+    assert accepts(grammar, '{"a": 1}')
+    assert accepts(grammar, '{\n  "a": 1\n}')
+    assert not accepts(grammar, '{\n\n"a": 1}')
+    assert not accepts(grammar, f'{{{" " * 50}"a": 1}}')
+
+
+def test_a_client_cannot_loosen_the_grammar() -> None:
+    grammar = enforced({"x-guidance": {"lenient": True}, "type": "integer"})
+    assert not accepts(grammar, '"a"')
