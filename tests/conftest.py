@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from server import model_store
+from tests.e2e.live import LiveServer, serving
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +21,17 @@ def default_model_path() -> Path:
 def gemma_path() -> Path:
     """Gemma 3 270M's .gguf file, as the default model's; for slow tests."""
     return model_store.packaged_model_path("gemma-3-270m")
+
+
+@pytest.fixture(scope="session")
+def live_server(default_model_path: Path) -> Iterator[LiveServer]:
+    """The default model, served as a newcomer would."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_server(default_model_path: Path) -> Iterator[LiveServer]:
+    """Scripted tokens at full speed, in the default model's vocabulary."""
+    with serving("--executor", "fake") as server:
+        yield server

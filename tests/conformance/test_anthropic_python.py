@@ -23,8 +23,8 @@ ASKED: dict[str, Any] = {
 
 
 @pytest.fixture
-def client(real_server: LiveServer) -> Iterator[Any]:
-    with anthropic.Anthropic(base_url=real_server.url, api_key="none", max_retries=0) as client:
+def client(live_server: LiveServer) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=live_server.url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -82,8 +82,8 @@ def test_a_last_message_of_the_assistant_is_continued(client: Any) -> None:
     assert "Paris" in checked(client.messages.create(**(ASKED | {"messages": messages}))).content[0].text
 
 
-async def test_the_asynchronous_client(real_server: LiveServer) -> None:
-    async with anthropic.AsyncAnthropic(base_url=real_server.url, api_key="none", max_retries=0) as client:
+async def test_the_asynchronous_client(live_server: LiveServer) -> None:
+    async with anthropic.AsyncAnthropic(base_url=live_server.url, api_key="none", max_retries=0) as client:
         message = checked(await client.messages.create(**ASKED))
         async with client.messages.stream(**ASKED) as stream:
             text = "".join([part async for part in stream.text_stream])

@@ -17,9 +17,9 @@ QUESTION = [("system", "You answer questions."), ("human", "What is the capital 
 
 
 @pytest.fixture
-def chat(real_server: LiveServer) -> Any:
+def chat(live_server: LiveServer) -> Any:
     return langchain_openai.ChatOpenAI(
-        base_url=real_server.base_url, api_key="none", model=MODEL, temperature=0, max_tokens=24, max_retries=0
+        base_url=live_server.base_url, api_key="none", model=MODEL, temperature=0, max_tokens=24, max_retries=0
     )
 
 
@@ -63,9 +63,9 @@ def test_several_generations(chat: Any) -> None:
     assert len(generations) == 3
 
 
-def test_through_the_responses_api(real_server: LiveServer) -> None:
+def test_through_the_responses_api(live_server: LiveServer) -> None:
     chat = langchain_openai.ChatOpenAI(
-        base_url=real_server.base_url, api_key="none", model=MODEL, temperature=0, max_retries=0, use_responses_api=True
+        base_url=live_server.base_url, api_key="none", model=MODEL, temperature=0, max_retries=0, use_responses_api=True
     )
     answer = chat.invoke("What is the capital of France?")
     assert "Paris" in answer.text
@@ -73,18 +73,18 @@ def test_through_the_responses_api(real_server: LiveServer) -> None:
     assert "".join(chunk.text for chunk in whole) == answer.text
 
 
-def test_completions(real_server: LiveServer) -> None:
+def test_completions(live_server: LiveServer) -> None:
     llm = langchain_openai.OpenAI(
-        base_url=real_server.base_url, api_key="none", model=MODEL, temperature=0, max_tokens=8, max_retries=0
+        base_url=live_server.base_url, api_key="none", model=MODEL, temperature=0, max_tokens=8, max_retries=0
     )
     text = llm.invoke("The capital of France is")
     assert "Paris" in text
     assert "".join(llm.stream("The capital of France is")) == text
 
 
-def test_embeddings(real_server: LiveServer) -> None:
+def test_embeddings(live_server: LiveServer) -> None:
     embeddings = langchain_openai.OpenAIEmbeddings(
-        base_url=real_server.base_url, api_key="none", model=MODEL, check_embedding_ctx_length=False, max_retries=0
+        base_url=live_server.base_url, api_key="none", model=MODEL, check_embedding_ctx_length=False, max_retries=0
     )
     [first, second] = embeddings.embed_documents(["A page.", "A leaf."])
     assert first == pytest.approx(embeddings.embed_query("A page."), abs=1e-6)

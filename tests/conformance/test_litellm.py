@@ -27,8 +27,8 @@ def litellm() -> Any:
 
 
 @pytest.fixture
-def where(real_server: LiveServer) -> dict[str, Any]:
-    return {"api_base": real_server.base_url, "api_key": "none", "max_retries": 0}
+def where(live_server: LiveServer) -> dict[str, Any]:
+    return {"api_base": live_server.base_url, "api_key": "none", "max_retries": 0}
 
 
 def test_chat(litellm: Any, where: dict[str, Any]) -> None:

@@ -48,8 +48,8 @@ def _differs(folder: Path) -> bool:
     return (folder / "package.json").read_bytes() != (FOLDER / "package.json").read_bytes()
 
 
-def test_the_openai_package_for_node(project: Path, real_server: LiveServer) -> None:
-    environment = os.environ | {"OCTAVO_BASE_URL": real_server.base_url, "OCTAVO_MODEL": MODEL}
+def test_the_openai_package_for_node(project: Path, live_server: LiveServer) -> None:
+    environment = os.environ | {"OCTAVO_BASE_URL": live_server.base_url, "OCTAVO_MODEL": MODEL}
     done = subprocess.run(
         ["node", "--test", "check.mjs"],
         cwd=project,

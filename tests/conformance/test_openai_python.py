@@ -28,14 +28,14 @@ TOKEN_FIELDS = ("choices[].token_ids", "prompt_token_ids")
 
 
 @pytest.fixture
-def client(real_server: LiveServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=real_server.base_url, api_key="none", max_retries=0) as client:
+def client(live_server: LiveServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=live_server.base_url, api_key="none", max_retries=0) as client:
         yield client
 
 
 @pytest.fixture
-def scripted(scripted_server: LiveServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0) as client:
+def scripted(fake_server: LiveServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=fake_server.base_url, api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -471,11 +471,11 @@ def test_bad_requests_name_the_field(scripted: OpenAI, fields: dict[str, Any], c
     assert refused.value.request_id
 
 
-def test_a_useless_retry_is_not_tried(scripted_server: LiveServer) -> None:
+def test_a_useless_retry_is_not_tried(fake_server: LiveServer) -> None:
     requests: list[object] = []
     http = openai.DefaultHttpxClient(event_hooks={"request": [requests.append]})
     with (
-        OpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=3, http_client=http) as client,
+        OpenAI(base_url=fake_server.base_url, api_key="none", max_retries=3, http_client=http) as client,
         pytest.raises(openai.NotFoundError),
     ):
         client.completions.create(model="gpt-9", prompt="a")
@@ -494,8 +494,8 @@ def test_a_request_that_times_out_is_told_in_time(scripted: OpenAI) -> None:
 # The asynchronous client
 
 
-async def test_the_asynchronous_client(real_server: LiveServer) -> None:
-    async with AsyncOpenAI(base_url=real_server.base_url, api_key="none", max_retries=0) as client:
+async def test_the_asynchronous_client(live_server: LiveServer) -> None:
+    async with AsyncOpenAI(base_url=live_server.base_url, api_key="none", max_retries=0) as client:
         fields: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, **GREEDY}
         chat = checked(await client.chat.completions.create(**fields))
         chunks = [checked(chunk) async for chunk in await client.chat.completions.create(stream=True, **fields)]
@@ -509,8 +509,8 @@ async def test_the_asynchronous_client(real_server: LiveServer) -> None:
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
 
 
-async def test_the_other_endpoints_asynchronously(scripted_server: LiveServer) -> None:
-    async with AsyncOpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0) as client:
+async def test_the_other_endpoints_asynchronously(fake_server: LiveServer) -> None:
+    async with AsyncOpenAI(base_url=fake_server.base_url, api_key="none", max_retries=0) as client:
         assert len(checked(await client.embeddings.create(model=MODEL, input="a")).data) == 1
         assert [checked(model).id async for model in client.models.list()] == [MODEL]
         assert (
@@ -523,8 +523,8 @@ async def test_the_other_endpoints_asynchronously(scripted_server: LiveServer) -
             await client.completions.create(model=MODEL, prompt="a", temperature=-1)
 
 
-async def test_a_stream_that_is_left_early_can_be_closed(scripted_server: LiveServer) -> None:
-    async with AsyncOpenAI(base_url=scripted_server.base_url, api_key="none", max_retries=0) as client:
+async def test_a_stream_that_is_left_early_can_be_closed(fake_server: LiveServer) -> None:
+    async with AsyncOpenAI(base_url=fake_server.base_url, api_key="none", max_retries=0) as client:
         stream = await client.completions.create(
             model=MODEL, prompt="a", max_tokens=8000, stream=True, extra_body={"ignore_eos": True}
         )

@@ -40,8 +40,8 @@ WITH_ALL: dict[str, Any] = {**TEXT, "n": 2, "logprobs": 2, "echo": True, "prompt
 
 
 @pytest.fixture(scope="module")
-def http(scripted_server: LiveServer) -> Iterator[httpx.Client]:
-    with scripted_server.http() as client:
+def http(fake_server: LiveServer) -> Iterator[httpx.Client]:
+    with fake_server.http() as client:
         yield client
 
 
@@ -157,7 +157,7 @@ def test_bodies_that_are_not_json_by_their_header_are_refused(http: httpx.Client
     as_described(ErrorResponse, response.content)
 
 
-async def test_every_token_has_a_chunk_of_its_own(scripted_server: LiveServer, default_model_path: Path) -> None:
+async def test_every_token_has_a_chunk_of_its_own(fake_server: LiveServer, default_model_path: Path) -> None:
     """Also while the engine is ahead of the server: tokens share a chunk only where they share a character."""
     tokenizer = load_tokenizer(default_model_path).tokenizer
     limits = httpx.Limits(max_connections=None)
@@ -168,7 +168,7 @@ async def test_every_token_has_a_chunk_of_its_own(scripted_server: LiveServer, d
         data = [line[6:] for line in response.text.split("\n") if line.startswith("data: {")]
         return [json.loads(line)["choices"][0].get("token_ids", []) for line in data]
 
-    async with httpx.AsyncClient(base_url=scripted_server.url, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=fake_server.url, timeout=60, limits=limits) as http:
         answers = await asyncio.gather(*[chunks(http, seed) for seed in range(64)])
     for answer in answers:
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, starts_text=False)

@@ -1,4 +1,4 @@
-"""Servers that whole test sessions share."""
+"""A server that the tests of this folder share."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.live import LiveServer, serving
-
-
-@pytest.fixture(scope="session")
-def live_server(default_model_path: Path) -> Iterator[LiveServer]:
-    """The default model, served as a newcomer would."""
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def fake_server(default_model_path: Path) -> Iterator[LiveServer]:
-    """Scripted tokens at full speed, in the default model's vocabulary."""
-    with serving("--executor", "fake") as server:
-        yield server
 
 
 @pytest.fixture(scope="session")
