@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import mmap
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from os import PathLike
@@ -35,10 +35,13 @@ _Kind = TypeVar("_Kind", bound=bool | int | float | str)
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _DEFAULT_ALIGNMENT: Final = 32
+_OUTLINE_KEY: Final = "octavo.outline"  # of a file that holds few of its tensors' data: see outline()
+_ABSENT: Final = 1 << 62  # such a tensor's offset
 _MAX_ARRAY_ITEMS: Final = 1 << 24
 _MAX_DIMENSIONS: Final = 4
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+_FIRST_PAIR: Final = 24  # bytes before it: magic, version, the numbers of tensors and of pairs
 _SCALARS: Final[Mapping[GGUFValueType, np.dtype[Any]]] = {
     GGUFValueType.UINT8: np.dtype("<u1"),
     GGUFValueType.INT8: np.dtype("<i1"),
@@ -74,11 +77,16 @@ class GGUFTensor:
     size_bytes: int
     _buffer: mmap.mmap = field(repr=False, compare=False)
 
+    @property
+    def present(self) -> bool:
+        """False for a tensor that an outline names only."""
+        return self.offset_bytes < _ABSENT
+
     def data(self) -> npt.NDArray[Any]:
         """A read-only view of the tensor in the mapped file.
 
         F32, F16, F64 and integer types come typed, in `shape`; every other type (BF16 too) as uint8 with the
-        last dimension in bytes, which is what `gguf.quants.dequantize` takes.
+        last dimension in bytes, which is what `gguf.quants.dequantize` takes. Not for one that is not `present`.
         """
         dtype = _PLAIN_TENSORS.get(self.ggml_type)
         if dtype is not None:
@@ -100,6 +108,7 @@ class GGUFMetadata(Mapping[str, GGUFValue]):
         self._buffer = buffer
         self._values: dict[str, GGUFValue | None] = {}  # None: a string array not yet decoded
         self._string_arrays: dict[str, tuple[int, int]] = {}  # key -> (offset, count)
+        self._end = _FIRST_PAIR
 
     def __getitem__(self, key: str) -> GGUFValue:
         value = self._values[key]
@@ -124,6 +133,14 @@ class GGUFMetadata(Mapping[str, GGUFValue]):
         """Called by the header's reader alone; the strings from `offset` on lie within the file."""
         self._values[key] = None
         self._string_arrays[key] = (offset, count)
+
+    def end_at(self, offset: int) -> None:
+        """Called by the header's reader alone: where the last pair ends."""
+        self._end = offset
+
+    def encoded(self) -> bytes:
+        """All pairs as the file has them."""
+        return self._buffer[_FIRST_PAIR : self._end]
 
     def _decode_strings(self, key: str) -> list[str]:
         offset, count = self._string_arrays[key]
@@ -152,6 +169,11 @@ class GGUFFile:
         """Raises ModelError naming the file and what is wrong with it; tensors that reach past the end of the
         file are found here."""
         return _HeaderReader(Path(path)).read()
+
+    @property
+    def is_outline(self) -> bool:
+        """Made by outline(): all tensors are named, of all parts of the model, few have data."""
+        return _OUTLINE_KEY in self.metadata
 
     def get(self, key: str, kind: type[_Kind], default: _Kind) -> _Kind:
         """A scalar, or `default` where the key is absent. Integers count as floats, bools not as integers."""
@@ -187,6 +209,26 @@ class GGUFFile:
             return self.metadata[key]
         except KeyError:
             raise ModelError(f"{self.path}: the metadata key {key} is missing") from None
+
+
+def outline(file: GGUFFile, keep: Callable[[GGUFTensor], bool]) -> bytes:
+    """The file without the data of its tensors, but for those to keep: a GGUF file that GGUFFile.open reads."""
+    key = _OUTLINE_KEY.encode()
+    pair = _U64.pack(len(key)) + key + _U32.pack(GGUFValueType.BOOL) + b"\1"
+    counts = _U64.pack(len(file.tensors)) + _U64.pack(len(file.metadata) + 1)
+    infos, data = [], b""
+    for tensor in file.tensors.values():
+        name, offset = tensor.name.encode(), _ABSENT
+        if keep(tensor):
+            offset = len(data)
+            data += tensor.data().tobytes()
+            data += bytes(-len(data) % _DEFAULT_ALIGNMENT)
+        sizes = b"".join(map(_U64.pack, reversed(tensor.shape)))
+        infos.append(_U64.pack(len(name)) + name + _U32.pack(len(tensor.shape)) + sizes)
+        infos.append(_U32.pack(tensor.ggml_type) + _U64.pack(offset))
+    header = _MAGIC + _U32.pack(_VERSIONS[-1]) + counts + file.metadata.encoded() + pair + b"".join(infos)
+    alignment = file.get("general.alignment", int, _DEFAULT_ALIGNMENT)
+    return header + bytes(-len(header) % alignment) + data
 
 
 class _HeaderReader:
@@ -229,6 +271,7 @@ class _HeaderReader:
         num_tensors, num_pairs = self._u64(), self._u64()
         for _ in range(num_pairs):
             self._read_pair()
+        self.metadata.end_at(self.offset)
         entries = [self._read_tensor_info() for _ in range(self._bounded(num_tensors, "tensors"))]
         start = -(-self.offset // self._alignment()) * self._alignment()
         tensors: dict[str, GGUFTensor] = {}
@@ -332,7 +375,8 @@ class _HeaderReader:
         if shape[-1] % block_items or min(shape) < 1:
             raise self._error(f"tensor {name} of type {ggml_type.name} has the impossible shape {shape}")
         size = prod(shape) // block_items * block_bytes
-        if offset + size > len(self.buffer):
+        absent = offset >= _ABSENT and _OUTLINE_KEY in self.metadata
+        if offset + size > len(self.buffer) and not absent:
             missing = offset + size - len(self.buffer)
             raise self._error(f"tensor {name} reaches {missing} bytes past the end of the file: truncated or corrupt")
         return GGUFTensor(name, shape, ggml_type, offset, size, self.buffer)

@@ -34,7 +34,7 @@ class GGUFSource:
         """
         first = GGUFFile.open(path)
         count = first.get("split.count", int, 1)
-        if count <= 1:
+        if count <= 1 or first.is_outline:
             return first, cls([first])
         name = re.fullmatch(r"(.+-)00001(-of-\d{5}\.gguf)", path.name)
         if name is None:
@@ -71,6 +71,8 @@ class GGUFSource:
             raise ModelError(
                 f"{self.where(name)}: tensor {name} has the type {tensor.ggml_type.name}, which cannot be served"
             )
+        if not tensor.present:
+            raise ModelError(f"{self.where(name)}: an outline of a model, without the data of tensor {name}")
         data = tensor.data()
         if tensor.ggml_type is GGMLQuantizationType.BF16:
             data = data.view(PLAIN_DTYPES["BF16"])

@@ -26,7 +26,7 @@ from engine.models.hf_config import HFConfig
 from engine.models.registry import find_gguf, find_hf
 from engine.models.safetensors_source import PICKLE_SUFFIXES, SafetensorsSource, pickle_refused
 from engine.models.source import TensorSource
-from engine.models.weights import DecoderWeights, WeightPacker
+from engine.models.weights import DecoderWeights, Packer, WeightPacker
 from kernels.interface import Array, HostWeight, KernelSet
 
 CONFIG_FILE: Final = "config.json"
@@ -82,9 +82,10 @@ def load_weights(
     progress: Progress | None = None,
     dummy_seed: int = 0,
     convert: Callable[[Weights], Weights] | None = None,
+    packer: Packer | None = None,
 ) -> DecoderWeights:
     """Read the weights, tensor by tensor, into the kernels' layout. `progress` gets (bytes done, bytes in all);
-    `convert` stands between the files and the kernels.
+    `convert` stands between the files and the packer, `packer` in the place of the kernels.
 
     Raises ModelError naming file, tensor and reason; ValueError from kernels that cannot take a weight's type.
     """
@@ -93,7 +94,7 @@ def load_weights(
         weights = DummyWeights(dummy_seed)
     else:
         weights = Checkpoint(files.source, files.names, files.config.tied_head, progress)
-    return WeightPacker(files.config, convert(weights) if convert else weights, kernels).pack()
+    return WeightPacker(files.config, convert(weights) if convert else weights, packer or kernels).pack()
 
 
 def check_weights(files: OpenedModel) -> None:
