@@ -130,6 +130,7 @@ def _target(panel: Panel, query: Query, index: int) -> dict[str, Any]:
         "legendFormat": query.legend or "__auto",
         "format": "heatmap" if panel.kind == "heatmap" else "time_series",
         "range": True,
+        "exemplar": panel.unit == "s" and "_bucket" in query.expr,  # dots that lead to traces, where there are any
     }
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from prometheus_client import (
-    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -18,8 +17,8 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    generate_latest,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -28,8 +27,8 @@ from monitoring.accelerator import Accelerators
 from monitoring.catalogue import PREFIX, SPECS, Spec
 from monitoring.engine_state import EngineLife, Sample, Totals, samples
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = ("schedule", "prepare", "forward", "sample", "update", "publish", "gap")
+Exemplar = dict[str, str]  # the labels that lead from an observation to its trace
 _Recorded = TypeVar("_Recorded", Counter, Gauge, Histogram)
 _READ_AT_SCRAPES = frozenset(
     {sample.name for sample in samples(None, Totals(), EngineLife())}
@@ -101,9 +100,10 @@ class Metrics:
     def _histogram(self, name: str) -> Histogram:
         return self._of(name, Histogram)
 
-    def render(self) -> bytes:
-        """The exposition text."""
-        return generate_latest(self.registry)
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type: OpenMetrics, which alone has exemplars, if the header asks for it."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
     # --- server ------------------------------------------------------------------------------------------------------
 
@@ -133,10 +133,12 @@ class Metrics:
     def set_ready(self, ready: bool) -> None:
         self._gauge("ready").set(ready)
 
-    def http_answered(self, method: str, route: str, code: int, seconds: float) -> None:
+    def http_answered(
+        self, method: str, route: str, code: int, seconds: float, exemplar: Exemplar | None = None
+    ) -> None:
         """`route` is a route's template or one fixed word for paths that match none."""
         self._counter("http_requests").labels(method, route, str(code)).inc()
-        self._histogram("http_request_duration_seconds").labels(route).observe(seconds)
+        self._histogram("http_request_duration_seconds").labels(route).observe(seconds, exemplar)
 
     def loop_lagged(self, seconds: float) -> None:
         self._histogram("event_loop_lag_seconds").observe(seconds)
@@ -153,11 +155,11 @@ class Metrics:
     def prefix_hit(self, num_tokens: int) -> None:
         self._counter("cached_prompt_tokens").inc(num_tokens)
 
-    def tokenized(self, seconds: float) -> None:
-        self._histogram("request_tokenize_seconds").observe(seconds)
+    def tokenized(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("request_tokenize_seconds").observe(seconds, exemplar)
 
-    def first_token(self, seconds: float) -> None:
-        self._histogram("time_to_first_token_seconds").observe(seconds)
+    def first_token(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("time_to_first_token_seconds").observe(seconds, exemplar)
 
     def tokens_delivered(self, num_tokens: int) -> None:
         self._generation_tokens.inc(num_tokens)
@@ -165,10 +167,10 @@ class Metrics:
     def tokens_discarded(self, num_tokens: int) -> None:
         self._counter("discarded_tokens").inc(num_tokens)
 
-    def next_tokens(self, num_tokens: int, seconds: float) -> None:
+    def next_tokens(self, num_tokens: int, seconds: float, exemplar: Exemplar | None = None) -> None:
         """`num_tokens` arrived at once, so long after those before them: each took its share of the time."""
         for _ in range(num_tokens):
-            self._inter_token.observe(seconds / num_tokens)
+            self._inter_token.observe(seconds / num_tokens, exemplar)
 
     def choice_finished(self, reason: str, num_tokens: int) -> None:
         self._counter("requests_finished").labels(reason).inc()
@@ -177,17 +179,17 @@ class Metrics:
     def choice_aborted(self, cause: str) -> None:
         self._counter("aborts").labels(cause).inc()
 
-    def waited(self, seconds: float) -> None:
-        self._histogram("request_queue_seconds").observe(seconds)
+    def waited(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("request_queue_seconds").observe(seconds, exemplar)
 
-    def prefilled(self, seconds: float) -> None:
-        self._histogram("request_prefill_seconds").observe(seconds)
+    def prefilled(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("request_prefill_seconds").observe(seconds, exemplar)
 
-    def decoded(self, seconds: float) -> None:
-        self._histogram("request_decode_seconds").observe(seconds)
+    def decoded(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("request_decode_seconds").observe(seconds, exemplar)
 
-    def request_finished(self, seconds: float) -> None:
-        self._histogram("request_duration_seconds").observe(seconds)
+    def request_finished(self, seconds: float, exemplar: Exemplar | None = None) -> None:
+        self._histogram("request_duration_seconds").observe(seconds, exemplar)
 
     def request_was_slow(self) -> None:
         self._counter("slow_requests").inc()

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from engine.errors import EngineError
 from engine.types import LoadProgress
@@ -25,6 +26,7 @@ from server.logs import RequestLog
 from server.routes import anthropic, health, models, native, openai, operator, responses, tokens, ui
 from server.settings import Settings
 from server.state import ServedModel, Server
+from server.tracing import RequestTrace
 from server.translate.anthropic import anthropic_error
 from server.version import version
 
@@ -71,6 +73,7 @@ def create_app(settings: Settings, load: Loader, on_failure: Callable[[Exception
         respond=error_response,
         observe=_observer(server),
         refused=server.metrics.refused,
+        trace=_tracer(server),
     )
     if settings.cors_origin:
         app.add_middleware(
@@ -91,12 +94,27 @@ def _observer(server: Server) -> Callable[[Call, str, str, int, float], None]:
     log = RequestLog(server.settings.access_log, server.settings.slow_request_seconds)
 
     def observe(call: Call, method: str, route: str, status: int, seconds: float) -> None:
-        server.metrics.http_answered(method, route, status, seconds)
+        exemplar = None if call.trace is None else call.trace.exemplar
+        server.metrics.http_answered(method, route, status, seconds, exemplar)
+        if call.trace is not None:
+            call.trace.finish(method, route, status, call.arrived + seconds)
         if log.is_slow(call, seconds):
             server.metrics.request_was_slow()
         log.write(call, method, route, status, seconds)
 
     return observe
+
+
+def _tracer(server: Server) -> Callable[[Scope, float], RequestTrace | None]:
+    """Opens the traces of requests that may run the model."""
+    tracing = server.tracing
+
+    def trace(scope: Scope, arrived: float) -> RequestTrace | None:
+        if tracing is None or scope["method"] != "POST":
+            return None
+        return tracing.open(scope["headers"], arrived)
+
+    return trace
 
 
 def _lifespan(
@@ -126,6 +144,8 @@ def _lifespan(
             await asyncio.gather(*tasks, return_exceptions=True)
             if server.model is not None:
                 await server.model.engine.close()
+            if server.tracing is not None:
+                await asyncio.to_thread(server.tracing.close)
 
     return lifespan
 

@@ -21,6 +21,7 @@ from structlog.contextvars import bound_contextvars
 
 from server.access import ANONYMOUS, OPEN_PATHS, KeyRing
 from server.errors import BodyTooLarge
+from server.tracing import RequestTrace
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _BODY_SECONDS = 60.0  # for the whole body to arrive
@@ -39,6 +40,7 @@ class Call:
     headers: dict[str, str] = field(default_factory=dict)  # added to the response when it starts
     status: int = 0  # 0 until the response starts
     facts: dict[str, object] = field(default_factory=dict)  # for the log: what the model was asked, and how it went
+    trace: RequestTrace | None = None  # if it is traced
 
 
 class ClientGone(Exception):
@@ -56,12 +58,14 @@ class Door:
     respond: Callable[[str, Exception], Response]  # of a path and what went wrong there
     observe: Callable[[Call, str, str, int, float], None]
     refused: Callable[[str], None]
+    trace: Callable[[Scope, float], RequestTrace | None]  # of a request that has arrived now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         call = Call(_request_id(scope))
+        call.trace = self.trace(scope, call.arrived)
         scope["root_path"] = self.root_path
         scope.setdefault("state", {})["call"] = call
 
@@ -71,7 +75,12 @@ class Door:
                 headers = MutableHeaders(raw=message["headers"])
                 headers["x-request-id"] = call.id
                 headers.update(call.headers)
+            if call.trace is None:
+                await send(message)
+                return
+            begin = time.monotonic()
             await send(message)
+            call.trace.send.add(begin, time.monotonic())
 
         with bound_contextvars(request_id=call.id):
             try:
@@ -93,6 +102,8 @@ class Door:
                 self.refused("unauthorized")
                 raise
         body = await self._read_body(scope, receive)
+        if call.trace is not None:
+            call.trace.received = time.monotonic()
         await self.app(scope, _replay(body, receive), send)
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes:

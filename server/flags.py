@@ -24,7 +24,7 @@ _GROUPS: Mapping[str, str] = {
     "access": "Who may use it, and how much",
     "limits": "Limits on requests",
     "streams": "Streams",
-    "logging": "Logging",
+    "logging": "Logging and traces",
 }
 _MODEL_GROUPS = ("model", "engine")  # those that concern `octavo generate`
 _SOURCES = "Every flag is also a variable (--max-num-seqs: OCTAVO_MAX_NUM_SEQS) and a line of a TOML file given\n\

@@ -22,6 +22,7 @@ from server.errors import Aborted, ApiError, DeadlineExceeded, EngineFailed
 from server.plan import Plan
 from server.text.output import ChoiceOutput, LogprobEntry
 from server.text.tokenizer import Tokenizer
+from server.tracing import RequestTrace
 
 Finish = Literal["stop", "length"]
 UpdateSource = UpdateStream | AsyncGenerator[list[RequestUpdate]]
@@ -96,6 +97,7 @@ class Generation:
     starts_text: bool  # answers are texts of their own, not the prompt's continuation
     charge: Callable[[int], None]
     tenant: int = 0
+    trace: RequestTrace | None = None
     timeout_seconds: float | None = None  # from its arrival on; None = no limit
     text_offsets: Sequence[int] = ()  # per prompt: characters of an echo before the answer
     prompt_logprobs: list[list[TokenLogprobs | None]] = field(default_factory=list)  # [prompt][position], as known
@@ -116,6 +118,7 @@ class Generation:
         self._abort_error: ApiError | None = None
         self._cut_short = "abort"  # the reason noted for choices that have no end of their own
         self._cause = "disconnect"  # of an abort: the client has gone, unless we know better
+        self._exemplar = None if self.trace is None else self.trace.exemplar
         self.prompt_logprobs = [[] for _ in plan.prompts]
         self.embeddings = [() for _ in plan.prompts]
         self.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in plan.prompts)
@@ -177,6 +180,9 @@ class Generation:
         numbered = enumerate(self._request_ids)
         requests = [self.plan.request(index, request_id, self.tenant) for index, request_id in numbered]
         self._courses = [_Course(time.monotonic(), self.engine.submit(request)) for request in requests]
+        if self.trace is not None:
+            lengths = [len(prompt.token_ids) for prompt in self.plan.prompts]
+            self.trace.submitted(self._request_ids, lengths, self._courses[0].submitted_at)
         streams = [course.stream for course in self._courses]
         return streams[0] if len(streams) == 1 else _merge(streams, self._arrived)
 
@@ -225,12 +231,16 @@ class Generation:
         return self._push(index, choice, update)
 
     def _push(self, index: int, choice: _Choice, update: RequestUpdate) -> Part | None:
+        begin = time.monotonic() if self.trace is not None else 0.0
         delta = choice.output.push(
             update.new_token_ids,
             update.logprobs,
             finished=update.finish_reason is not None,
             stop_token=update.stop_token_id is not None,
         )
+        if self.trace is not None:
+            self.trace.detokenise.add(begin, time.monotonic())
+            self.trace.course(update.request_id).tokens(len(update.new_token_ids), begin)
         finish: Finish | None = None
         if delta.stop is not None:
             finish = "stop"
@@ -255,9 +265,9 @@ class Generation:
             course.first_token_at = now
         if self.first_token_at is None:
             self.first_token_at = now
-            self.metrics.first_token(now - self.arrived)
+            self.metrics.first_token(now - self.arrived, self._exemplar)
         if choice.last_token_at is not None:
-            self.metrics.next_tokens(num_tokens, now - choice.last_token_at)
+            self.metrics.next_tokens(num_tokens, now - choice.last_token_at, self._exemplar)
         choice.last_token_at = now
 
     def _account(self) -> None:
@@ -273,12 +283,29 @@ class Generation:
         for course in self._courses:
             if (begun_at := course.stream.begun_at) is None:
                 continue
-            self.metrics.waited(begun_at - course.submitted_at)
+            self.metrics.waited(begun_at - course.submitted_at, self._exemplar)
             if course.first_token_at is not None:
-                self.metrics.prefilled(course.first_token_at - begun_at)
-                self.metrics.decoded(course.last_token_at - course.first_token_at)
-        self.metrics.request_finished(time.monotonic() - self.arrived)
+                self.metrics.prefilled(course.first_token_at - begun_at, self._exemplar)
+                self.metrics.decoded(course.last_token_at - course.first_token_at, self._exemplar)
+        self.metrics.request_finished(time.monotonic() - self.arrived, self._exemplar)
+        if self.trace is not None:
+            self._tell(self.trace)
         self.charge(self.usage.completion_tokens)
+
+    def _tell(self, trace: RequestTrace) -> None:
+        """What the trace gets to know at the end."""
+        usage = self.usage
+        for index, (request_id, course) in enumerate(zip(self._request_ids, self._courses, strict=False)):
+            traced = trace.course(request_id)
+            traced.begun_at = course.stream.begun_at
+            traced.first_token_at, traced.last_token_at = course.first_token_at, course.last_token_at
+            traced.num_cached_tokens = self._cached_tokens.get(index, 0)
+        trace.attributes |= {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+            "gen_ai.response.finish_reasons": [choice.finish or "" for choice in self._choices],
+        }
 
     def facts(self) -> dict[str, object]:
         """For the log, at the end: what was asked, what came of it, how long it took. {} if it never came to run."""

@@ -99,4 +99,6 @@ class RequestLog:
         }
         if slow:
             facts["slow"] = True
+        if call.trace is not None:
+            facts["trace_id"] = call.trace.exemplar["trace_id"]
         _requests.log(level, "request", extra={_FACTS: facts})

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from monitoring.metrics import CONTENT_TYPE
 from server.state import Server
 
 
@@ -15,6 +14,6 @@ def metrics_app(server: Server) -> Starlette:
     """An application that only exposes a server's metrics."""
 
     async def metrics(request: Request) -> Response:
-        return Response(server.metrics_text(), media_type=CONTENT_TYPE)
+        return server.metrics_response(request.headers.get("accept", ""))
 
     return Starlette(routes=[Route("/metrics", metrics)])

@@ -161,12 +161,14 @@ class Work:
 
     async def _start(self, model: ServedModel) -> _Run:
         """Tokenise, and make ready to run."""
-        job, server = self.job, self.server
+        job, server, trace = self.job, self.server, self.call.trace
+        if trace is not None:
+            trace.planning = time.monotonic()
         plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
         if plan.constraint is not None:
             await model.text.grammars.check(plan.constraint)
         tokenized = time.monotonic()
-        server.metrics.tokenized(tokenized - self.call.arrived)
+        server.metrics.tokenized(tokenized - self.call.arrived, None if trace is None else trace.exemplar)
         limits = [limit for limit in (plan.timeout_seconds, server.settings.request_timeout_seconds) if limit]
         generation = Generation(
             engine=model.engine,
@@ -177,6 +179,7 @@ class Work:
             starts_text=job.starts_text,
             charge=lambda num_tokens: server.admission.charge_tokens(self.call.key, num_tokens),
             tenant=server.keys.tenant(self.call.key),
+            trace=trace,
             timeout_seconds=min(limits, default=None),
             text_offsets=job.text_offsets(plan, model.text),
         )
@@ -186,6 +189,9 @@ class Work:
             model=job.body.model or model.names[0],
             fingerprint=model.fingerprint,
         )
+        if trace is not None:
+            trace.tokenized = tokenized
+            trace.attributes |= _attributes(job, head, plan)
         self.call.headers["server-timing"] = f"tokenize;dur={(tokenized - self.call.arrived) * 1e3:.1f}"
         ids = (head.id, self.call.id)
         return _Run(generation, job.writer(head, generation), ids, self.call.arrived, tokenized)
@@ -209,6 +215,29 @@ class Work:
 
     def _note_limits(self) -> None:
         self.call.headers |= self.server.admission.headers(self.call.key)
+
+
+def _attributes(job: Job, head: ResponseHead, plan: Plan) -> dict[str, object]:
+    """What a trace says of a request, by OpenTelemetry's conventions for generative AI; no text."""
+    operation = "text_completion" if not job.starts_text else "chat"
+    if plan.pooling is not None:
+        operation = "embeddings"
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "octavo",
+        "gen_ai.request.model": head.model,
+        "gen_ai.request.max_tokens": max(prompt.max_tokens for prompt in plan.prompts),
+        "gen_ai.request.temperature": plan.sampling.temperature,
+        "gen_ai.request.top_p": plan.sampling.top_p,
+        "gen_ai.request.top_k": plan.sampling.top_k,
+        "gen_ai.request.presence_penalty": plan.sampling.presence_penalty,
+        "gen_ai.request.frequency_penalty": plan.sampling.frequency_penalty,
+        "gen_ai.request.choice.count": plan.num_choices,
+        "gen_ai.request.stream": bool(getattr(job.body, "stream", False)),
+        "gen_ai.response.id": head.id,
+        "gen_ai.response.model": head.model,
+        "octavo.fingerprint": head.fingerprint,
+    }
 
 
 def note_unknown_fields(body: RequestModel, call: Call, *, strict: bool) -> None:

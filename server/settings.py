@@ -58,6 +58,12 @@ class Settings(BaseSettings):
         description="where downloaded models are kept (also OCTAVO_CACHE)",
         json_schema_extra={"group": "model"},
     )
+    packed_cache: bool = _field(
+        True, "model", "keep the weights as the kernels have packed them: later starts map them into memory"
+    )
+    packed_cache_dir: Path | None = _field(
+        None, "model", "where they are kept; `octavo cache` lists and clears them [packed in --cache-dir]"
+    )
     load_format: Literal["auto", "dummy"] = _field(
         "auto", "model", "dummy: random weights of the model's shapes, to measure without the model"
     )
@@ -78,7 +84,10 @@ class Settings(BaseSettings):
     kernels: Literal["auto", "torch", "native", "triton"] = _field("auto", "engine", "implementation of the arithmetic")
     max_num_seqs: int = _field(128, "engine", "most sequences in one step", ge=1)
     max_num_batched_tokens: int | None = _field(
-        None, "engine", "token budget of one step: bounds the gap between tokens [by device]", ge=1
+        None, "engine", "token budget of one step: bounds the gap between tokens [by device, --max-step-ms]", ge=1
+    )
+    max_step_ms: int = _field(
+        80, "engine", "on a CPU: how long steps with prompts may take, if --max-num-batched-tokens is not given", ge=1
     )
     block_size: int = _field(16, "engine", "tokens in a block of KV cache", ge=1, le=256)
     kv_cache_memory: ByteSize | None = _field(
@@ -171,6 +180,13 @@ class Settings(BaseSettings):
     )
     log_prompts: bool = _field(False, "logging", "put the text of prompts into the request's line")
 
+    otlp_endpoint: str | None = _field(
+        None, "logging", "collector of traces (OTLP over HTTP), e.g. http://127.0.0.1:4318 [no traces]"
+    )
+    trace_sample_ratio: float = _field(
+        1.0, "logging", "share of the requests that are traced, where the caller has not decided", ge=0, le=1
+    )
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -189,7 +205,16 @@ class Settings(BaseSettings):
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator(
-        *("cache_dir", "chat_template", "flight_record_dir", "tls_certificate", "tls_key", "api_key_file"), mode="after"
+        *(
+            "cache_dir",
+            "packed_cache_dir",
+            "chat_template",
+            "flight_record_dir",
+            "tls_certificate",
+            "tls_key",
+            "api_key_file",
+        ),
+        mode="after",
     )
     @classmethod
     def _expand_home(cls, value: Path | None) -> Path | None:
@@ -199,6 +224,8 @@ class Settings(BaseSettings):
     def _check_together(self) -> Settings:
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key go together")
+        if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise ValueError("--otlp-endpoint must begin with http:// or https://")
         if self.root_path and not self.root_path.startswith("/"):
             raise ValueError("--root-path must begin with /")
         return self

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.responses import Response
+
 from engine.types import LoadProgress, StepStats
 from monitoring.engine_state import EngineLife, resident_bytes, usage_ratio
 from monitoring.metrics import Metrics
@@ -18,6 +20,7 @@ from server.errors import Aborted, NotFound, NotReady, UnknownModel
 from server.generation import Generation
 from server.plan import ModelText
 from server.settings import Settings
+from server.tracing import Tracing
 from server.version import version
 
 
@@ -52,6 +55,7 @@ class Server:
 
     def __post_init__(self) -> None:
         self.started_at = time.monotonic()
+        self.tracing = Tracing.from_settings(self.settings)
         self.metrics = Metrics(version(), self.latest_step, self.engine_life)
         self.admission = Admission(self.settings, self._num_waiting, self.metrics.refused)
         self._running: dict[str, list[Running]] = {}
@@ -88,6 +92,8 @@ class Server:
         model.engine.add_step_listener(
             lambda stats, begun: self.metrics.step_done(stats, len(begun.seq_ids), model.engine.counters.restarts)
         )
+        if self.tracing is not None:
+            model.engine.add_step_listener(self.tracing.note_step)
         if (info := model.engine.info) is not None:
             self.metrics.model_ready(model.names[0], info)
 
@@ -131,10 +137,11 @@ class Server:
             raise NotReady(self.not_ready_reason())
         return self.model
 
-    def metrics_text(self) -> bytes:
-        """The exposition, as of now."""
+    def metrics_response(self, accept: str) -> Response:
+        """The exposition, as of now, in the format that suits an Accept header best."""
         self.metrics.set_ready(self.ready)
-        return self.metrics.render()
+        text, content_type = self.metrics.render(accept)
+        return Response(text, media_type=content_type)
 
     def model_named(self, name: str | None) -> ServedModel:
         """The model a request asks for; None takes what there is. Raises NotReady, UnknownModel."""

@@ -31,7 +31,9 @@ RESERVED: dict[str, tuple[str, ...]] = {
     "triton": ("kernels.triton",),
     "prometheus_client": ("monitoring.metrics", "loadtest"),
     "fastapi": ("server",),
-    "tokenizers": ("server.text", "loadtest"),
+    "opentelemetry": ("server.tracing",),
+    "tokenizers": ("server.text", "engine.constraints", "loadtest"),
+    "llguidance": ("engine.constraints", "server.structured"),
     "jinja2": ("server.text", "loadtest"),
 }
 

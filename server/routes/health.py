@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
-from monitoring.metrics import CONTENT_TYPE
 from server.errors import NotReady, to_wire
 from server.routes.base import ServerDep, router
 from server.version import version
@@ -31,9 +31,9 @@ async def ready(server: ServerDep) -> Response:
 
 
 @routes.get("/metrics", response_class=Response)
-async def metrics(server: ServerDep) -> Response:
-    """For Prometheus."""
-    return Response(server.metrics_text(), media_type=CONTENT_TYPE)
+async def metrics(request: Request, server: ServerDep) -> Response:
+    """For Prometheus: its text format, or OpenMetrics, with exemplars, for who asks for it."""
+    return server.metrics_response(request.headers.get("accept", ""))
 
 
 @routes.get("/version")

@@ -74,6 +74,13 @@ def test_compose_mounts_what_is_there_and_listens_on_loopback_alone() -> None:
             assert not service["image"].endswith(":latest")
 
 
+def test_exemplars_are_kept_and_traces_have_somewhere_to_go() -> None:
+    services = COMPOSE["services"]
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
+    assert services["jaeger"]["profiles"] == ["traces"]
+    assert services["octavo"]["environment"]["OCTAVO_OTLP_ENDPOINT"] == "${OCTAVO_OTLP_ENDPOINT:-}"
+
+
 def test_compose_builds_targets_that_exist_and_the_override_changes_them() -> None:
     for file in (COMPOSE, GPU):
         assert f" AS {file['services']['octavo']['build']['target']}\n" in DOCKERFILE
@@ -96,11 +103,14 @@ def test_prometheus_scrapes_the_port_that_octavo_opens_for_it() -> None:
 
 def test_grafana_finds_its_datasource_and_dashboards() -> None:
     folder = ROOT / "monitoring" / "grafana" / "provisioning"
-    [datasource] = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())["datasources"]
+    datasource, traces = yaml.safe_load((folder / "datasources" / "prometheus.yml").read_text())["datasources"]
     dashboard = json.loads((ROOT / "monitoring" / "grafana" / "dashboards" / "octavo.json").read_text())
     used = {panel["datasource"]["uid"] for panel in dashboard["panels"] if panel["type"] != "row"}
     assert used == {datasource["uid"]}
     assert datasource["url"] == "http://prometheus:9090"
+    [link] = datasource["jsonData"]["exemplarTraceIdDestinations"]
+    assert link == {"name": "trace_id", "datasourceUid": traces["uid"]}
+    assert traces["url"] == "http://jaeger:16686"
     [provider] = yaml.safe_load((folder / "dashboards" / "octavo.yml").read_text())["providers"]
     mounts = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
     assert provider["options"]["path"] == mounts["./monitoring/grafana/dashboards"]

@@ -50,11 +50,11 @@ STEP = StepStats(
 
 
 def scrape(metrics: Metrics) -> dict[str, float]:
-    return samples(metrics.render().decode())
+    return samples(metrics.render()[0].decode())
 
 
 def test_every_metric_of_the_catalogue_is_exported_and_no_other_of_ours() -> None:
-    text = Metrics("1", lambda: STEP, EngineLife).render().decode()
+    text = Metrics("1", lambda: STEP, EngineLife).render()[0].decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE octavo_")}
     assert exported - {spec.full_name for spec in SPECS} == set()
     assert {spec.full_name for spec in SPECS} - exported == set()
@@ -123,7 +123,7 @@ def test_counts_go_on_when_a_new_engine_counts_from_zero() -> None:
 def test_experts_have_a_series_each_within_a_bound_and_outlive_their_process() -> None:
     life, step = [EngineLife()], [replace(STEP, expert_tokens_total=(3, 0, 5))]
     metrics = Metrics("1", lambda: step[0], lambda: life[0])
-    assert "expert_tokens_total{" not in Metrics("1", lambda: STEP).render().decode()
+    assert "expert_tokens_total{" not in Metrics("1", lambda: STEP).render()[0].decode()
     assert [scrape(metrics)[f"octavo_expert_tokens_total{{expert={expert}}}"] for expert in range(3)] == [3, 0, 5]
     life, step = [EngineLife(restarts=1)], [STEP]  # a new process that has not run a step
     assert scrape(metrics)["octavo_expert_tokens_total{expert=2}"] == 5

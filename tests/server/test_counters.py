@@ -11,7 +11,6 @@ from typing import Any
 
 from engine.config import FakeOptions, Fault
 from tests.server.fake_engine import FakeServed, fake_served
-from tests.server.toy import samples
 
 ABC = FakeOptions(vocab_size=259, rule="script", script=tuple(b"abcdefgh"))
 SLOW_ABC = FakeOptions(vocab_size=259, rule="script", script=tuple(b"abcdefgh"), step_seconds=0.005)
@@ -214,7 +213,7 @@ async def test_a_restart_of_the_engine_loses_no_token_and_no_count() -> None:
         first = await usage(served, prompt="p", max_tokens=10)
         running = [asyncio.create_task(usage(served, prompt=f"{k}", max_tokens=200)) for k in range(3)]
         await served.until(lambda: (stats := served.engine.stats()) is not None and stats.step_id > 20)
-        before = samples(served.server.metrics_text().decode())
+        before = await served.metrics()
         assert served.engine.engine_pid is not None
         os.kill(served.engine.engine_pid, signal.SIGKILL)
         counted = [first, *await asyncio.gather(*running)]
