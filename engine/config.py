@@ -71,11 +71,13 @@ class EngineConfig:
     quantization_group: int = 128  # inputs that share a scale, with int4
     kv_cache_dtype: Literal["auto"] | KVCacheDType = "auto"  # auto: the compute type
     load_format: Literal["auto", "dummy"] = "auto"  # dummy: random weights of the model's shapes
+    packed_cache_dir: str | None = None  # where packed weights are kept for the next start; None = nowhere
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     max_model_len: int | None = None  # tokens, prompt and outputs together; None = the model's context, or what fits
     max_num_seqs: int = 128  # sequences in one step at most
-    max_num_batched_tokens: int | None = None  # the token budget of a step; None = by device
+    max_num_batched_tokens: int | None = None  # the token budget of a step; None = by device, and by max_step_ms
+    max_step_ms: int | None = 80  # on a CPU chunks of prompts are cut to it, unless the budget in tokens is given
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None  # None = KV_SHARE_… of what is left, at least one full context
     host_kv_memory_bytes: int | None = None  # for blocks that have to leave the KV cache; None = by device
@@ -112,6 +114,7 @@ class ResolvedConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     block_size: int
+    max_step_ms: int | None  # None: the budget in tokens alone bounds a step
     kv_cache_bytes: int  # usable by sequences: whole blocks; a null block comes on top
     num_kv_blocks: int  # kv_cache_bytes in blocks, if all layers keep everything
     host_kv_bytes: int  # for blocks that have to leave; 0 = none
@@ -143,6 +146,7 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> Reso
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=(512 if device == "cpu" else 4096) if budget is None else budget,
         block_size=config.block_size,
+        max_step_ms=config.max_step_ms if device == "cpu" and budget is None else None,
         kv_cache_bytes=num_blocks * block_bytes,
         num_kv_blocks=num_blocks,
         host_kv_bytes=_resolve_host_kv(config, hardware, device),
@@ -159,6 +163,7 @@ def _check(config: EngineConfig, model: ModelFacts) -> None:
         "--max-num-seqs": config.max_num_seqs,
         "--max-num-batched-tokens": config.max_num_batched_tokens,
         "--block-size": config.block_size,
+        "--max-step-ms": config.max_step_ms,
         "--kv-cache-memory": config.kv_cache_memory_bytes,
         "--threads": config.num_threads,
         "--max-queue-wait-steps": config.max_queue_wait_steps,

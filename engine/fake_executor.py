@@ -43,6 +43,7 @@ _LOAD_STAGES = 4
 
 
 @dataclass(slots=True)
+from engine.core.step_cost import StepCost
 class _Sequence:
     """What the executor remembers of a sequence between steps."""
 
@@ -79,6 +80,9 @@ class FakeExecutor:
         times = StepTimes(begin, begin + cost, begin + cost, operations)
         self._results[output.step_id] = StepResult(output.step_id, results, times=times), self._free_at
         return Ticket(output.step_id)
+
+    def step_cost(self) -> StepCost | None:
+        return None
 
     def collect(self, ticket: Ticket) -> StepResult:
         result, done_at = self._results.pop(ticket.step_id)
@@ -122,7 +126,7 @@ class FakeExecutor:
         if state.doom is not None:
             return SeqResult(seq.seq_id, error="scripted failure of this sequence")
         sampling = record.sampling
-        token_ids: tuple[int, ...] = ()
+        taken = Taken()
         logprobs: tuple[TokenLogprobs, ...] = ()
         embedding: tuple[float, ...] = ()
         if seq.sample:
@@ -164,7 +168,10 @@ class FakeExecutor:
 
 
 def build_fake_executor(
-    config: EngineConfig, report: Callable[[LoadProgress], None], life: int
+    config: EngineConfig,
+    report: Callable[[LoadProgress], None],
+    life: int,
+    grammars: GrammarStore | None = None,
 ) -> tuple[FakeExecutor, EngineInfo]:
     """The fake engine that the configuration asks for. Takes load_seconds."""
     options = config.fake

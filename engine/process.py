@@ -120,6 +120,7 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
         batching=config.batching,
     )
 
+        step_cost=executor.step_cost(),
 
 def _prepare_process(parent_pid: int) -> None:
     logging.basicConfig(

@@ -189,3 +189,5 @@ class EngineInfo:
     num_threads: int
     hidden_size: int
     host_kv_cache_bytes: int = 0  # in the host's memory, for blocks that have to leave the KV cache
+    max_step_ms: int = 0  # chunks of prompts are cut to steps of about that; 0: the budget in tokens alone bounds them
+    step_prompt_tokens: int = 0  # how many tokens of one new prompt that comes to

@@ -73,6 +73,14 @@ class HostWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """A packed weight as bytes: what lies in a file between export_weight() and attach_weight()."""
+
+    description: Any  # the backend's own; as JSON takes it
+    data: npt.NDArray[np.uint8]  # [bytes]; to be attached it must start on a cache line
+
+
+@dataclass(frozen=True, slots=True)
 class KVCacheSpec:
     """The cache of one KV group: `num_layers` layers of equal shape."""
 
@@ -185,6 +193,7 @@ class KernelSet(ABC):
 
     @abstractmethod
     def upload(self, host: npt.NDArray[Any], dtype: DType | None = None) -> Array:
+    packed_format: str | None = None  # names what export_weight() gives; None: weights cannot be exported
         """A new array with the host's contents, converted to `dtype` when given. May share memory with `host`."""
 
     @abstractmethod
@@ -253,6 +262,19 @@ class KernelSet(ABC):
         """out[t] = scale · weight[token_ids[t]] (added to out when accumulate). token_ids [T], out [T, H]."""
 
     @abstractmethod
+    def export_weight(self, weight: Array) -> list[StoredWeight]:
+        """A weight of pack_linear() as one piece, one of pack_experts() as a piece per expert."""
+        raise NotImplementedError(f"{self.name} kernels export no weights")
+
+    def attach_weight(self, stored: Sequence[StoredWeight], shape: tuple[int, int]) -> Array:
+        """What pack_linear() gave, over the memory of the one piece; it stays alive with the weight. Raises ValueError
+        if it is no weight of that shape [outputs, inputs]."""
+        raise NotImplementedError(f"{self.name} kernels attach no weights")
+
+    def attach_experts(self, stored: Sequence[StoredWeight], shape: tuple[int, int]) -> Array:
+        """The same for pack_experts(): a piece per expert, each of that shape."""
+        raise NotImplementedError(f"{self.name} kernels attach no weights")
+
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, residual: Array | None = None) -> None:
         """out = x / sqrt(mean(x²) + eps) · weight over the last axis; the mean is taken in float32.
 

@@ -15,6 +15,7 @@ Serve a language model through an OpenAI-compatible API, or use it from the term
   octavo bench       load, measure and compare servers
   octavo config      print the settings in force and where each comes from
   octavo inspect     what a model's files hold
+  octavo cache       what is kept of packed models: list, clear
   octavo --version   the version
 
 Each command explains itself: octavo serve --help
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "bench": _bench,
         "config": _config,
         "inspect": _inspect,
+        "cache": _cache,
         "--version": _version,
         "--help": _help,
         "-h": _help,
@@ -98,6 +100,12 @@ def _inspect(arguments: list[str]) -> int:
     from server.inspect_model import main as inspect
 
     return inspect(arguments)
+
+
+def _cache(arguments: list[str]) -> int:
+    from server.cache_command import main as cache
+
+    return cache(arguments)
 
 
 if __name__ == "__main__":

@@ -220,6 +220,11 @@ class Settings(BaseSettings):
     def _expand_home(cls, value: Path | None) -> Path | None:
         return value.expanduser() if value is not None else None
 
+    @property
+    def packed_cache_folder(self) -> Path | None:
+        """Where packed models are kept; None: nowhere."""
+        return (self.packed_cache_dir or self.cache_dir / "packed") if self.packed_cache else None
+
     @model_validator(mode="after")
     def _check_together(self) -> Settings:
         if (self.tls_certificate is None) != (self.tls_key is None):

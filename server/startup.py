@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.config import EngineConfig, FakeOptions
 from engine.errors import ModelError
+from engine.models.packed_cache import PackedCache
 from engine.supervisor import SupervisorOptions
 from engine.types import EngineInfo, LoadProgress
 from engine.watchdog import Limits
@@ -35,7 +36,7 @@ async def load_model(settings: Settings, report: Report) -> ServedModel:
     client = EngineClient(engine_config(settings, files.path), supervisor_options(settings))
     await client.start()
     watching = asyncio.create_task(_watch(client, report))
-    loading = asyncio.gather(client.wait_ready(), asyncio.to_thread(_load_text, files.path))
+    loading = asyncio.gather(client.wait_ready(), asyncio.to_thread(_load_text, _text_source(settings, files.path)))
     try:
         info, text = await loading
         return _served_model(settings, files, text, client, info)
@@ -52,6 +53,13 @@ def _load_text(path: Path) -> LoadedText:
     text.tokenizer.decode((0,), skip_special_tokens=True)
     text.tokenizer.decode((0,), skip_special_tokens=False)
     return text
+
+
+def _text_source(settings: Settings, path: Path) -> Path:
+    """What stands in the packed cache in the place of a model's files, else these."""
+    folder = settings.packed_cache_folder
+    entry = None if folder is None else PackedCache(folder).find(path)
+    return path if entry is None else entry.model
 
 
 async def _watch(client: EngineClient, report: Report) -> None:
@@ -77,6 +85,7 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
     return EngineConfig(
         model=str(model_path),
         load_format=settings.load_format,
+        packed_cache_dir=None if (folder := settings.packed_cache_folder) is None else str(folder),
         dtype=settings.dtype,
         quantization=settings.quantization,
         quantization_group=settings.quantization_group,
@@ -86,6 +95,7 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_step_ms=settings.max_step_ms,
         block_size=settings.block_size,
         kv_cache_memory_bytes=None if settings.kv_cache_memory is None else int(settings.kv_cache_memory),
         host_kv_memory_bytes=None if settings.host_kv_memory is None else int(settings.host_kv_memory),
@@ -174,12 +184,15 @@ def summary(settings: Settings, model: ServedModel, info: EngineInfo, base_url: 
     )
     if info.host_kv_cache_bytes:
         kv_tokens += f" and {info.host_kv_cache_bytes / 2**20:,.0f} MiB on the host"
+    step = f"at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens:,} tokens"
+    if info.max_step_ms:
+        step += f", and about {info.max_step_ms} ms: {info.step_prompt_tokens:,} tokens of a new prompt"
     lines = [
         f"model     {model.names[0]}: {info.architecture}, {info.num_parameters / 1e6:,.0f} M parameters, "
         f"{info.quantization} weights ({info.weight_bytes / 2**20:,.0f} MiB)",
         f"runs on   {info.device} in {info.dtype}: {info.kernels}; {info.num_threads} threads",
         f"memory    {kv_tokens}; context {info.max_model_len:,} tokens",
-        f"step      at most {info.max_num_seqs} sequences and {info.max_num_batched_tokens:,} tokens",
+        f"step      {step}",
         f"serving   {base_url}/v1   (health: /health, ready: /ready, metrics: /metrics, API: /docs)",
         "",
         f"  curl {base_url}/v1/{_example(settings, model)}",

@@ -93,10 +93,11 @@ class ModelRunner:
         times = StepTimes(begin, forwarded, clock(), tuple(spans))
         return StepResult(output.step_id, results, self._count_experts(layout.batch.num_tokens), times)
 
-    def warm_up(self, num_tokens: int = 1) -> None:
-        """Run tokens into the null block: libraries set themselves up now and not in somebody's first step."""
+    def warm_up(self, num_tokens: int = 1, context: int = 0) -> None:
+        """Run tokens into the null block, as if `context` had been run before: libraries set themselves up now and not
+        in somebody's first step."""
         zeros = [0] * num_tokens
-        batch = self._inputs.fill(zeros, slots=[0], starts=[0], num_tokens=[num_tokens], logits_rows=[0])
+        batch = self._inputs.fill(zeros, slots=[0], starts=[context], num_tokens=[num_tokens], logits_rows=[0])
         hidden = self._decoder.forward(batch)
         record = GenerationRequest(0, (0,), SamplingParams(max_tokens=1), seed=0)
         self._head.draw(hidden, batch.logits_rows, [SequenceState(record, 0)], [0])
