@@ -113,8 +113,8 @@ class ResolvedConfig:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    block_size: int
     max_step_ms: int | None  # None: the budget in tokens alone bounds a step
+    block_size: int
     kv_cache_bytes: int  # usable by sequences: whole blocks; a null block comes on top
     num_kv_blocks: int  # kv_cache_bytes in blocks, if all layers keep everything
     host_kv_bytes: int  # for blocks that have to leave; 0 = none
@@ -145,8 +145,8 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> Reso
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=(512 if device == "cpu" else 4096) if budget is None else budget,
-        block_size=config.block_size,
         max_step_ms=config.max_step_ms if device == "cpu" and budget is None else None,
+        block_size=config.block_size,
         kv_cache_bytes=num_blocks * block_bytes,
         num_kv_blocks=num_blocks,
         host_kv_bytes=_resolve_host_kv(config, hardware, device),
@@ -162,8 +162,8 @@ def _check(config: EngineConfig, model: ModelFacts) -> None:
         "--max-model-len": config.max_model_len,
         "--max-num-seqs": config.max_num_seqs,
         "--max-num-batched-tokens": config.max_num_batched_tokens,
-        "--block-size": config.block_size,
         "--max-step-ms": config.max_step_ms,
+        "--block-size": config.block_size,
         "--kv-cache-memory": config.kv_cache_memory_bytes,
         "--threads": config.num_threads,
         "--max-queue-wait-steps": config.max_queue_wait_steps,

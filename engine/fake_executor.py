@@ -36,6 +36,7 @@ from engine.core.plan import (
     StepTimes,
     TimedSpan,
 )
+from engine.core.step_cost import StepCost
 from engine.executor import Ticket
 from engine.types import EngineInfo, GenerationRequest, LoadProgress, TokenLogprobs
 
@@ -43,7 +44,6 @@ _LOAD_STAGES = 4
 
 
 @dataclass(slots=True)
-from engine.core.step_cost import StepCost
 class _Sequence:
     """What the executor remembers of a sequence between steps."""
 
@@ -68,6 +68,9 @@ class FakeExecutor:
     def capacity(self) -> KVCapacity:
         return self._capacity
 
+    def step_cost(self) -> StepCost | None:
+        return None
+
     def submit(self, output: SchedulerOutput, *, timed: bool = False) -> Ticket:
         self._num_steps += 1
         self.forget(output.forget)
@@ -80,9 +83,6 @@ class FakeExecutor:
         times = StepTimes(begin, begin + cost, begin + cost, operations)
         self._results[output.step_id] = StepResult(output.step_id, results, times=times), self._free_at
         return Ticket(output.step_id)
-
-    def step_cost(self) -> StepCost | None:
-        return None
 
     def collect(self, ticket: Ticket) -> StepResult:
         result, done_at = self._results.pop(ticket.step_id)

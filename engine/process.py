@@ -118,9 +118,9 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
         preemption=config.preemption,
         prefix_cache=config.prefix_caching,
         batching=config.batching,
+        step_cost=executor.step_cost(),
     )
 
-        step_cost=executor.step_cost(),
 
 def _prepare_process(parent_pid: int) -> None:
     logging.basicConfig(

@@ -184,6 +184,7 @@ class KernelSet(ABC):
     activation_dtype: DType
     kv_dtype: DType  # what a KV cache is kept in unless asked otherwise
     batch_invariant: bool  # rows are bit-for-bit independent of the batch
+    packed_format: str | None = None  # names what export_weight() gives; None: weights cannot be exported
 
     # -- memory ---------------------------------------------------------------------------------------------
 
@@ -193,7 +194,6 @@ class KernelSet(ABC):
 
     @abstractmethod
     def upload(self, host: npt.NDArray[Any], dtype: DType | None = None) -> Array:
-    packed_format: str | None = None  # names what export_weight() gives; None: weights cannot be exported
         """A new array with the host's contents, converted to `dtype` when given. May share memory with `host`."""
 
     @abstractmethod
@@ -253,15 +253,6 @@ class KernelSet(ABC):
     def weight_bytes(self) -> int:
         """Bytes that the weights packed so far take."""
 
-    # -- the model's operations -----------------------------------------------------------------------------
-
-    @abstractmethod
-    def embedding(
-        self, token_ids: Array, weight: Array, out: Array, scale: float = 1.0, accumulate: bool = False
-    ) -> None:
-        """out[t] = scale · weight[token_ids[t]] (added to out when accumulate). token_ids [T], out [T, H]."""
-
-    @abstractmethod
     def export_weight(self, weight: Array) -> list[StoredWeight]:
         """A weight of pack_linear() as one piece, one of pack_experts() as a piece per expert."""
         raise NotImplementedError(f"{self.name} kernels export no weights")
@@ -275,6 +266,15 @@ class KernelSet(ABC):
         """The same for pack_experts(): a piece per expert, each of that shape."""
         raise NotImplementedError(f"{self.name} kernels attach no weights")
 
+    # -- the model's operations -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def embedding(
+        self, token_ids: Array, weight: Array, out: Array, scale: float = 1.0, accumulate: bool = False
+    ) -> None:
+        """out[t] = scale · weight[token_ids[t]] (added to out when accumulate). token_ids [T], out [T, H]."""
+
+    @abstractmethod
     def rms_norm(self, x: Array, weight: Array, eps: float, out: Array, residual: Array | None = None) -> None:
         """out = x / sqrt(mean(x²) + eps) · weight over the last axis; the mean is taken in float32.
 

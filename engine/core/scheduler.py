@@ -184,13 +184,13 @@ class Scheduler:
     def _plan_running(self, plan: StepPlan) -> None:
         running = self.roster.running
         plan.budget -= sum([seq.lacks_one_token() for seq in running])
+        if self._step_cost is not None:
+            lengths = [seq.num_tokens for seq in running if seq.lacks_one_token()]
+            plan.cost_left = self._step_cost.for_chunks(lengths)
         index = 0
         while index < len(running):  # forks lengthen the list, preemptions shorten it from behind
             seq = running[index]
             if not seq.lacks_one_token():
-        if self._step_cost is not None:
-            lengths = [seq.num_tokens for seq in running if seq.lacks_one_token()]
-            plan.cost_left = self._step_cost.for_chunks(lengths)
                 self._plan_chunk(plan, seq, may_preempt=True)
             elif self._make_room(plan, seq, 1):
                 plan.decodes.append(seq)
@@ -200,20 +200,16 @@ class Scheduler:
         if seq.must_fork:
             self.roster.fork(seq, self._max_resident)
         num_tokens = min(seq.num_runnable_tokens(), plan.budget)
+        if self._step_cost is not None and num_tokens > 0:
+            num_tokens = self._affordable(self._step_cost, plan, seq.num_computed_tokens, num_tokens)
         if num_tokens > 0:
             num_tokens = self._make_room(plan, seq, num_tokens, may_preempt=may_preempt)
             if num_tokens:
-                plan.chunks.append((seq, num_tokens))
-        if self._step_cost is not None and num_tokens > 0:
-            num_tokens = self._affordable(self._step_cost, plan, seq.num_computed_tokens, num_tokens)
-                plan.budget -= num_tokens
-
-    def _make_room(self, plan: StepPlan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
                 if self._step_cost is not None:
                     plan.cost_left -= self._step_cost.of_chunk(seq.num_computed_tokens, num_tokens)
-        """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out.
+                plan.chunks.append((seq, num_tokens))
+                plan.budget -= num_tokens
 
-        Newcomers may not preempt: the last of the running may have its share of this step already.
     def _affordable(self, cost: StepCost, plan: StepPlan, start: int, num_tokens: int) -> int:
         """How many of a sequence's next tokens the step still has the time for; the first chunk gets one at least."""
         fitting = max(cost.fitting(start, plan.cost_left), 0 if plan.chunks else 1)
@@ -221,6 +217,10 @@ class Scheduler:
             plan.budget = fitting  # nothing goes beside it
         return min(fitting, num_tokens)
 
+    def _make_room(self, plan: StepPlan, seq: Sequence, num_tokens: int, *, may_preempt: bool = True) -> int:
+        """Blocks for the sequence's next tokens; returns for how many, 0 if it has to sit this step out.
+
+        Newcomers may not preempt: the last of the running may have its share of this step already.
         """
         running = self.roster.running
         while True:
