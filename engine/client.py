@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from engine.config import EngineConfig
+from engine.constraints.vocabulary import Vocabulary
 from engine.errors import EngineDead, EngineDraining, EngineUnavailable
 from engine.flight_recorder import Record
 from engine.inflight import Entry, InFlight
@@ -162,6 +163,10 @@ class EngineClient:
         self._supervisor.close()
         if self._task is not None:
             await self._task
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell this and every later engine the tokenizer: without it a request with a constraint is refused."""
+        self._supervisor.use_vocabulary(vocabulary)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

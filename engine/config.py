@@ -84,6 +84,7 @@ class EngineConfig:
     preemption: Literal["auto", "recompute", "swap"] = "auto"  # what becomes of the KV of preempted requests
     num_threads: int | None = None  # None = all that can help, with room for the server process
     prefix_caching: bool = True
+    fast_forward: bool = True  # tokens that a grammar forces are taken without computing each
     batching: Literal["continuous", "static"] = "continuous"
     scheduling_policy: SchedulingPolicy = "fcfs"
     max_queue_wait_steps: int = 2000  # under all policies but fcfs: who has waited that long goes first

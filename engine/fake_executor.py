@@ -8,6 +8,9 @@ for measuring the front end. The rules, for output position p of a sequence:
 - `script`: script[p mod len(script)].
 - `echo`: prompt[p mod len(prompt)].
 
+Under a constraint the token is the one that this gives if the grammar allows it, else the allowed token at that place
+modulo their number.
+
 Log probabilities are made up but well-formed: the token has rank 1 and logprob −0.5; alternative i has −0.5 − i. An
 embedding is the unit vector (1, 0, 0, …).
 """
@@ -23,7 +26,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
+
 from engine.config import EngineConfig, FakeOptions, Fault
+from engine.constraints.grammars import GrammarStore
+from engine.constraints.matching import Constraints, Matching, Taken
 from engine.core.plan import (
     PENDING_TOKEN,
     KVCapacity,
@@ -41,6 +48,7 @@ from engine.executor import Ticket
 from engine.types import EngineInfo, GenerationRequest, LoadProgress, TokenLogprobs
 
 _LOAD_STAGES = 4
+_MAX_NUM_SEQS = 128  # unless somebody says so
 
 
 @dataclass(slots=True)
@@ -50,14 +58,19 @@ class _Sequence:
     record: GenerationRequest
     key: int
     last_token_id: int
+    matching: Matching | None
     doom: Fault | None  # strikes when this sequence runs
 
 
 class FakeExecutor:
     """Follows the Executor protocol; `life` is the number of the engine process, for faults that strike early ones."""
 
-    def __init__(self, options: FakeOptions, capacity: KVCapacity, life: int = 1) -> None:
+    def __init__(
+        self, options: FakeOptions, capacity: KVCapacity, life: int = 1, constraints: Constraints | None = None
+    ) -> None:
+        """Without `constraints` a sequence that has one fails."""
         self._options = options
+        self._constraints = constraints or Constraints(GrammarStore(), options.vocab_size, _MAX_NUM_SEQS)
         self._capacity = capacity
         self._faults = [fault for fault in options.faults if fault.lives is None or life <= fault.lives]
         self._sequences: dict[SeqId, _Sequence] = {}
@@ -93,11 +106,14 @@ class FakeExecutor:
 
     def forget(self, seq_ids: Sequence[SeqId]) -> None:
         for seq_id in seq_ids:
-            self._sequences.pop(seq_id, None)
+            state = self._sequences.pop(seq_id, None)
+            if state is not None and state.matching is not None:
+                self._constraints.end(state.matching)
 
     def close(self) -> None:
         self._sequences.clear()
         self._results.clear()
+        self._constraints.close()
 
     def _strike(self, output: SchedulerOutput) -> None:
         """Let the faults happen that concern the step as a whole."""
@@ -118,7 +134,10 @@ class FakeExecutor:
             key = zlib.crc32(array("Q", (record.seed, record.choice_index)), key)
         known = record.output_token_ids or prompt
         doom = next((f for f in self._faults if f.token_id is not None and f.token_id in prompt), None)
-        return _Sequence(record, key, known[-1], doom)
+        matching = None
+        if record.constraint is not None:
+            matching = self._constraints.begin(record, record.constraint)
+        return _Sequence(record, key, known[-1], matching, doom)
 
     def _run(self, seq: ScheduledSeq) -> SeqResult:
         state = self._sequences[seq.seq_id]
@@ -133,8 +152,10 @@ class FakeExecutor:
             known = seq.token_ids[-1]
             before = state.last_token_id if known == PENDING_TOKEN else known
             token_id = self._token(state, seq.output_position, before)
-            state.last_token_id = token_id
-            token_ids = (token_id,)
+            taken = Taken((token_id,)) if state.matching is None else self._constrain(state.matching, token_id)
+            if taken.error is not None:
+                return SeqResult(seq.seq_id, error=taken.error)
+            token_id = state.last_token_id = taken.token_ids[-1] if taken.token_ids else before
             if sampling.logprobs is not None:
                 logprobs = (self._logprobs(token_id, sampling.logprobs),)
         end = seq.start_position + len(seq.token_ids)
@@ -143,7 +164,20 @@ class FakeExecutor:
         prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         if sampling.prompt_logprobs is not None:
             prompt_logprobs = self._prompt_logprobs(record, end - seq.num_logits_rows, end, sampling.prompt_logprobs)
-        return SeqResult(seq.seq_id, token_ids, logprobs, prompt_logprobs, embedding)
+        return SeqResult(seq.seq_id, taken.token_ids, logprobs, prompt_logprobs, embedding, finished=taken.finished)
+
+    def _constrain(self, matching: Matching, token_id: int) -> Taken:
+        """What a sequence takes instead of a token, if its grammar doesn't allow that."""
+        constraints = self._constraints
+        constraints.wait()
+        allowed = np.unpackbits(constraints.masks[matching.row].view(np.uint8), bitorder="little").nonzero()[0]
+        if matching.error is not None or not len(allowed):
+            return Taken(finished=matching.accepting, error=matching.error)
+        if token_id not in allowed:
+            token_id = int(allowed[token_id % len(allowed)])
+        taken = matching.take(token_id)
+        constraints.ask([matching])
+        return taken
 
     def _token(self, state: _Sequence, position: int, before: int) -> int:
         if self._options.rule == "mix":
@@ -173,7 +207,8 @@ def build_fake_executor(
     life: int,
     grammars: GrammarStore | None = None,
 ) -> tuple[FakeExecutor, EngineInfo]:
-    """The fake engine that the configuration asks for. Takes load_seconds."""
+    """The fake engine that the configuration asks for. Takes load_seconds. Without `grammars` no request may have a
+    constraint."""
     options = config.fake
     for stage in range(_LOAD_STAGES):
         report(LoadProgress("pretending to read weights", stage / _LOAD_STAGES))
@@ -208,7 +243,13 @@ def build_fake_executor(
     num_host_blocks = options.host_kv_cache_tokens // block_size
     group = KVGroupCapacity(num_blocks + 1, num_host_blocks=num_host_blocks + 1 if num_host_blocks else 0)
     capacity = KVCapacity(block_size, (group,))
-    return FakeExecutor(options, capacity, life), info
+    constraints = Constraints(
+        GrammarStore() if grammars is None else grammars,
+        options.vocab_size,
+        config.max_num_seqs,
+        fast_forward=config.fast_forward,
+    )
+    return FakeExecutor(options, capacity, life, constraints), info
 
 
 def _fail(fault: Fault) -> NoReturn:

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from engine.constraints.arrivals import Arrivals
+from engine.constraints.grammars import GrammarStore
 from engine.core.plan import SchedulerOutput, TimedSpan
 from engine.core.scheduler import Scheduler
 from engine.errors import EngineError, RequestRejected
@@ -34,12 +36,14 @@ from engine.wire import (
     StepDone,
     StopProfile,
     Submit,
+    UseVocabulary,
 )
 
 logger = logging.getLogger(__name__)
 
 
 _QUIET_SECONDS = 1.0
+_COMPILING_SECONDS = 0.005  # between two looks at the link while nothing runs and a grammar is being compiled
 _TIMED_EVERY = 64  # of so many steps one tells how long each of its operations took: waiting for each costs a little
 
 
@@ -68,7 +72,11 @@ class EngineLoop:
         *,
         depth: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        grammars: GrammarStore | None = None,
     ) -> None:
+        """`grammars` is the executor's, if that follows constraints."""
+        self._grammars = GrammarStore() if grammars is None else grammars
+        self._arrivals = Arrivals(self._grammars)
         self._scheduler = scheduler
         self._executor = executor
         self._link = link
@@ -111,6 +119,9 @@ class EngineLoop:
     def _idle(self) -> None:
         """Wait for commands and take them. After a moment of quiet the books are checked, once: that takes time, and
         must not meet a client who sends one request after another."""
+        if self._arrivals.are_waiting:
+            self._arrivals.wait(_COMPILING_SECONDS)
+            return
         commands = self._link.receive(_QUIET_SECONDS)
         if not commands:
             self._scheduler.check_invariants()
@@ -126,9 +137,12 @@ class EngineLoop:
         for command in commands:
             match command:
                 case Submit(request):
-                    news += self._add(request)
+                    news += self._receive(request)
                 case Abort(request_id, choice_index):
                     news += self._scheduler.abort(request_id, choice_index)
+                    self._arrivals.abort(request_id, choice_index)
+                case UseVocabulary(vocabulary):
+                    self._grammars.use(vocabulary)
                 case Ping(number):
                     self._link.send(Pong(number))
                 case ResetPrefixCache():
@@ -143,6 +157,8 @@ class EngineLoop:
                     self._stopping = True
                 case Configure():
                     raise ValueError("the engine is configured already")
+        news += self._add_compiled()
+        self._forget_grammars(news)
         if news or changed:
             stats = replace(
                 self._scheduler.stats(),
@@ -151,6 +167,28 @@ class EngineLoop:
                 expert_tokens_total=self._expert_tokens_total,
             )
             self._link.send(News(tuple(news), stats))
+
+    def _receive(self, request: GenerationRequest) -> list[RequestUpdate]:
+        """A request waits, in nobody's way, until its grammar is compiled."""
+        if request.constraint is None:
+            return self._add(request)
+        self._arrivals.add(request, request.constraint)
+        return []
+
+    def _add_compiled(self) -> list[RequestUpdate]:
+        """The requests whose grammar has become ready, and what was to be aborted of them."""
+        news: list[RequestUpdate] = []
+        for arrival in self._arrivals.ready():
+            request, refusal = arrival.request, arrival.refusal
+            news += self._add(request) if refusal is None else _refusals(request, refusal, ErrorKind.REJECTED)
+            for choice_index in arrival.aborted:
+                news += self._scheduler.abort(request.request_id, choice_index)
+        return news
+
+    def _forget_grammars(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            if update.finish_reason is not None and not self._scheduler.is_live(update.request_id):
+                self._arrivals.forget(update.request_id)
 
     def _add(self, request: GenerationRequest) -> list[RequestUpdate]:
         """A request that cannot be taken ends here, alone: refused, or failed if the fault is ours."""
@@ -191,6 +229,7 @@ class EngineLoop:
         collected_at = self._clock()
         self._expert_tokens_total, times = result.expert_tokens_total, result.times
         updates = self._scheduler.update(step.output, result)
+        self._forget_grammars(updates)
         updated_at = self._clock()
         stats = replace(
             self._scheduler.stats(),

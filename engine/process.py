@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from engine.config import EngineConfig
+from engine.constraints.grammars import GrammarStore
 from engine.core.queue_policies import queue_factories
 from engine.core.scheduler import Scheduler
 from engine.errors import ConfigError, ModelError
@@ -91,21 +92,22 @@ def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
     def report(progress: LoadProgress) -> None:
         link.send(Loading(progress))
 
-    executor, info = _build_executor(config, report, configure.life)
-    loop = EngineLoop(_build_scheduler(config, info, executor), executor, link)
+    grammars = GrammarStore()
+    executor, info = _build_executor(config, report, configure.life, grammars)
+    loop = EngineLoop(_build_scheduler(config, info, executor), executor, link, grammars=grammars)
     settle_memory()
     link.send(Ready(info))
     return executor, loop
 
 
 def _build_executor(
-    config: EngineConfig, report: Callable[[LoadProgress], None], life: int
+    config: EngineConfig, report: Callable[[LoadProgress], None], life: int, grammars: GrammarStore
 ) -> tuple[Executor, EngineInfo]:
     if config.executor == "fake":
-        return build_fake_executor(config, report, life)
+        return build_fake_executor(config, report, life, grammars)
     from engine.runner.local_executor import build_executor  # loads the kernels
 
-    return build_executor(config, report)
+    return build_executor(config, report, grammars)
 
 
 def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor) -> Scheduler:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from engine.child import Death, EngineProcess
 from engine.config import EngineConfig
+from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
 from engine.errors import ConfigError, EngineDead, EngineError, EngineUnavailable, ModelError, ProfileRefused
 from engine.flight_recorder import FlightRecorder, Record, write_dump
@@ -46,6 +47,7 @@ from engine.wire import (
     StepDone,
     StopProfile,
     Submit,
+    UseVocabulary,
 )
 
 logger = logging.getLogger(__name__)
@@ -113,6 +115,7 @@ class Supervisor:
         self._on_step = on_step
         self._recovery = Recovery(options.recovery)
         self._recorder = FlightRecorder(options.flight_steps)
+        self._vocabulary: Vocabulary | None = None
         self._closing = asyncio.Event()
         self._changed = asyncio.Event()  # something arrived, or the engine was lost
         self._life = 0
@@ -137,6 +140,12 @@ class Supervisor:
         """To the engine of this life, if there is one."""
         if self._engine is not None and not self._lost:
             self._engine.send(command)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Tell the engine, and every later one, the tokenizer."""
+        self._vocabulary = vocabulary
+        if self._loaded:
+            self.send(UseVocabulary(vocabulary))
 
     def submit(self, entry: Entry) -> None:
         """Send a new request to the engine, or leave it in the table for the next one."""
@@ -357,6 +366,8 @@ class Supervisor:
                 # the server has been told this context: a later engine must not have a smaller one
                 self._config = replace(self._config, max_model_len=info.max_model_len)
                 self._loaded = True
+                if self._vocabulary is not None:
+                    self.send(UseVocabulary(self._vocabulary))
             case Fatal():
                 self._fatal = event
             case Profiled(trace):

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from engine.config import EngineConfig
+from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
 from engine.errors import EngineError
 from engine.types import EngineInfo, GenerationRequest, LoadProgress, RequestUpdate, StepStats
@@ -72,11 +73,17 @@ class StopProfile(msgspec.Struct, frozen=True, array_like=True, tag="stop_profil
     """Answer with a Profiled between two steps."""
 
 
+class UseVocabulary(msgspec.Struct, frozen=True, array_like=True, tag="use_vocabulary"):
+    """The tokenizer by which constraints are matched; before the first request that has one."""
+
+    vocabulary: Vocabulary
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Exit 0 after the step that runs."""
 
 
-Command = Configure | Submit | Abort | Ping | ResetPrefixCache | StartProfile | StopProfile | Shutdown
+Command = Configure | Submit | Abort | Ping | ResetPrefixCache | StartProfile | StopProfile | UseVocabulary | Shutdown
 
 
 # --- engine → server -------------------------------------------------------------------------------------------------

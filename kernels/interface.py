@@ -128,12 +128,21 @@ class SamplingBatch:
     choice_index: npt.NDArray[np.int32]  # [R]
     output_position: npt.NDArray[np.int32]  # [R]
     # masks: tokens that cannot be drawn
+    mask: TokenMask | None = None  # by a grammar
     allowed: Csr | None = None  # rows with at least one entry may draw only these; rows without are free
     banned: Csr | None = None  # never drawn (bad words, stop tokens before min_tokens)
     # bias: added to the logits
     bias: CsrValues | None = None
     # penalties: entries are the tokens that occur in prompt or outputs
     penalties: Penalties | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """Dense masks for some of the rows: those in a grammar's hands."""
+
+    rows: npt.NDArray[np.int32]  # [R]: which of the masks is this row's; −1 = none, it is free
+    bits: npt.NDArray[np.uint32]  # [M, ⌈V / 32⌉]; bit t mod 32 of word t // 32 is set: token t may be drawn
 
 
 @dataclass(frozen=True, slots=True)

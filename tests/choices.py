@@ -23,6 +23,7 @@ def request(
     tenant: int = 0,
     priority: int = 0,
     pooling: Pooling | None = None,
+    constraint: str | None = None,
     **sampling: object,
 ) -> GenerationRequest:
     """Greedy unless a temperature is given. A number as the prompt means so many tokens that no other id has."""
@@ -41,6 +42,7 @@ def request(
         tenant=tenant,
         priority=priority,
         pooling=pooling,
+        constraint=constraint,
     )
 
 

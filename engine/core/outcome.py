@@ -50,7 +50,7 @@ def _broken_promise(seq: Sequence, planned: ScheduledSeq, result: SeqResult) -> 
     if not planned.sample:
         return "the executor sampled a token that nobody asked for"
     if not result.token_ids:
-        return "the executor sampled no token"
+        return None if result.finished else "the executor sampled no token"
     if seq.num_in_flight:
         return "the executor gave several tokens while the next was being sampled"
     return None
@@ -68,6 +68,8 @@ def _advance(
         if count < len(token_ids):
             roster.counters.overrun_tokens += len(token_ids) - count
             token_ids = token_ids[:count]
+        elif result.finished:
+            reason = FinishReason.STOP
         roster.queue.served(seq, count)
     elif num_computed == seq.num_prompt_tokens and not seq.samples:
         reason = FinishReason.LENGTH
@@ -75,6 +77,7 @@ def _advance(
     seq.num_prompt_logprobs += len(result.prompt_logprobs)
     if seq.children and num_computed >= seq.num_prompt_tokens:
         seq.children = []
+    by_token = reason is FinishReason.STOP and token_ids and token_ids[-1] in seq.stop_token_ids
     if token_ids or reason is not None or result.prompt_logprobs:
         request_id, choice_index = seq.seq_id
         for k in (choice_index, *seq.forkable_choices):
@@ -88,7 +91,7 @@ def _advance(
                     seq.num_cached_tokens or 0,
                     result.embedding,
                     reason,
-                    token_ids[-1] if reason is FinishReason.STOP else None,
+                    token_ids[-1] if by_token else None,
                 )
             )
     if reason is not None:

@@ -40,6 +40,7 @@ class Sequence:
         "enqueued_step",
         "fork_at",
         "forkable_choices",
+        "is_constrained",
         "max_num_tokens",
         "num_awaited_steps",
         "num_cached_tokens",
@@ -68,6 +69,8 @@ class Sequence:
         self.seq_id = SeqId(request.request_id, request.choice_index)
         self.sampling = request.sampling
         self.stop_token_ids = request.stop_token_ids
+        # A step may give it several tokens, so none is planned on top of one that is being sampled.
+        self.is_constrained = request.constraint is not None
         self.token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_pending = 0  # tokens that steps under way are sampling
@@ -132,7 +135,7 @@ class Sequence:
 
     def num_runnable_tokens(self) -> int:
         """Tokens that the next step may compute."""
-        end = min(len(self.token_ids) + self.num_pending, self.run_limit)
+        end = min(len(self.token_ids) + (0 if self.is_constrained else self.num_pending), self.run_limit)
         if self.fork_at != _NEVER:
             end = self.fork_at
         return end - self.num_computed_tokens
@@ -143,6 +146,7 @@ class Sequence:
         return (
             self.num_prompt_tokens <= num_computed < self.run_limit
             and len(self.token_ids) + self.num_pending == num_computed + 1
+            and not (self.is_constrained and self.num_pending)
         )
 
     def max_cached_tokens(self) -> int:

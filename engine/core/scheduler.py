@@ -154,6 +154,10 @@ class Scheduler:
         """Whether a choice is live. If so and no step is under way, schedule() gives it or others something to run."""
         return bool(self.roster.live)
 
+    def is_live(self, request_id: int) -> bool:
+        """Whether a choice of the request is live."""
+        return request_id in self.roster.live
+
     # --- planning ----------------------------------------------------------------------------------------------------
 
     def schedule(self) -> SchedulerOutput:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from engine.constraints.grammars import GrammarStore
+from engine.constraints.matching import Constraints, Taken
 from engine.core.plan import (
     PENDING_TOKEN,
     BlockCopy,
@@ -35,6 +37,7 @@ from kernels.timing import OperationTime
 BlockIds = npt.NDArray[np.int32]
 
 _NO_TOKEN_ERROR = "no token can be drawn: the logits hold a NaN, or every token is masked"
+_NO_WAY_ERROR = "the grammar and the request's own masks together leave no token"
 _NAN_ERROR = "the model's output holds a NaN or an infinity"
 
 
@@ -61,14 +64,17 @@ class ModelRunner:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         max_model_len: int,
+        constraints: Constraints | None = None,
     ) -> None:
+        """Without `constraints` a sequence that has one fails."""
         max_blocks = -(-max_model_len // block_size)
         self._kernels = kernels
         self._decoder = decoder
         self._kv_caches = tuple(kv_caches)
         self._host_kv_caches = tuple(host_kv_caches)  # per group; none: no plan swaps
         self._inputs = InputBuffers(kernels, kv_caches, block_size, max_num_batched_tokens, max_num_seqs, max_blocks)
-        self._table = SamplingTable(max_num_seqs)
+        self._constraints = constraints or Constraints(GrammarStore(), decoder.config.vocab_size, max_num_seqs)
+        self._table = SamplingTable(max_num_seqs, self._constraints.masks)
         self._head = OutputHead(kernels, decoder, self._table)
         self._states: dict[SeqId, SequenceState] = {}
         self._free_slots = list(reversed(range(max_num_seqs)))
@@ -108,6 +114,8 @@ class ModelRunner:
             state = self._states.pop(seq_id, None)
             if state is not None:
                 self._free_slots.append(state.slot)
+                if state.matching is not None:
+                    self._constraints.end(state.matching)
 
     def _copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for group, sources, targets in _by_group(copies):
@@ -124,6 +132,8 @@ class ModelRunner:
             state = SequenceState(seq.record, self._free_slots.pop())
             self._states[seq.seq_id] = state
             self._table.set(state.slot, seq.record)
+            if seq.record.constraint is not None:
+                state.matching = self._constraints.begin(seq.record, seq.record.constraint)
         else:
             state = self._states[seq.seq_id]
         self._inputs.update_tables(state.slot, seq.block_tables)
@@ -157,6 +167,7 @@ class ModelRunner:
         self, seqs: Sequence[ScheduledSeq], states: Sequence[SequenceState], layout: _Layout, hidden: Array
     ) -> list[SeqResult]:
         rows, draws = layout.batch.logits_rows, layout.draws
+        self._constraints.wait()
         tokens, reports = self._head.draw(
             hidden,
             rows[: len(draws)],
@@ -170,10 +181,55 @@ class ModelRunner:
             for row, report in zip(layout.prompt_rows, prompt_reports, strict=True):
                 about_prompts.setdefault(row.plan_index, []).append(report)
         vectors = self._pool(seqs, states, hidden)
-        return [
-            _result(seq, state, drawn.get(index), about_prompts.get(index, []), vectors.get(index, ()))
+        results = [
+            self._result(seq, state, drawn.get(index), about_prompts.get(index, []), vectors.get(index, ()))
             for index, (seq, state) in enumerate(zip(seqs, states, strict=True))
         ]
+        self._constraints.ask([matching for index in draws if (matching := states[index].matching) is not None])
+        return results
+
+    def _result(
+        self,
+        seq: ScheduledSeq,
+        state: SequenceState,
+        drawn: tuple[int, TokenLogprobs | None] | None,
+        about_prompt: list[TokenLogprobs | None],
+        vector: tuple[float, ...],
+    ) -> SeqResult:
+        """Put a sequence's share together; its state takes the drawn token."""
+        if None in about_prompt or not all(map(math.isfinite, vector)):
+            return SeqResult(seq.seq_id, error=_NAN_ERROR)
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        finished = False
+        if drawn is not None:
+            token_id, report = drawn
+            token_ids, finished, error = self._take(state, token_id)
+            if error is not None:
+                return SeqResult(seq.seq_id, error=error)
+            if report is not None:
+                logprobs = (report,)
+        prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+        if state.record.sampling.prompt_logprobs is not None and seq.num_logits_rows:
+            first_wanted = seq.start_position + len(seq.token_ids) - seq.num_logits_rows
+            # nothing comes before the first token that could tell about it
+            prompt_logprobs = (None, *about_prompt) if first_wanted == 0 else tuple(about_prompt)
+        return SeqResult(seq.seq_id, token_ids, logprobs, prompt_logprobs, vector, finished=finished)
+
+    def _take(self, state: SequenceState, token_id: int) -> Taken:
+        """Give a sequence the token drawn for it, −1 if none could be, and those that its grammar forces then."""
+        matching = state.matching
+        if token_id >= 0:
+            taken = Taken((token_id,)) if matching is None else matching.take(token_id)
+            for output in taken.token_ids:
+                state.add_output(output)
+            return taken
+        if matching is not None and matching.error is not None:
+            return Taken(error=matching.error)
+        if matching is not None and not state.may_draw(self._constraints.masks[matching.row]).any():
+            # the grammar has nothing left but an end that must not be drawn, or the request's own masks forbid the rest
+            return Taken(finished=True) if matching.accepting else Taken(error=_NO_WAY_ERROR)
+        return Taken(error=_NO_TOKEN_ERROR)
 
     def _count_experts(self, num_tokens: int) -> tuple[int, ...]:
         """Tokens that each expert has taken so far, this step's included; () for a model without experts."""
@@ -216,31 +272,3 @@ def _prompt_rows(index: int, first_row: int, seq: ScheduledSeq, state: SequenceS
         PromptRow(index, first_row + skipped + offset, token_id, top)
         for offset, token_id in enumerate(prompt[first + 1 : end + 1])
     ]
-
-
-def _result(
-    seq: ScheduledSeq,
-    state: SequenceState,
-    drawn: tuple[int, TokenLogprobs | None] | None,
-    about_prompt: list[TokenLogprobs | None],
-    vector: tuple[float, ...],
-) -> SeqResult:
-    """Put a sequence's share together; its state takes the drawn token."""
-    if None in about_prompt or not all(map(math.isfinite, vector)):
-        return SeqResult(seq.seq_id, error=_NAN_ERROR)
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    if drawn is not None:
-        token_id, report = drawn
-        if token_id < 0:
-            return SeqResult(seq.seq_id, error=_NO_TOKEN_ERROR)
-        state.add_output(token_id)
-        token_ids = (token_id,)
-        if report is not None:
-            logprobs = (report,)
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    if state.record.sampling.prompt_logprobs is not None and seq.num_logits_rows:
-        first_wanted = seq.start_position + len(seq.token_ids) - seq.num_logits_rows
-        # nothing comes before the first token that could tell about it
-        prompt_logprobs = (None, *about_prompt) if first_wanted == 0 else tuple(about_prompt)
-    return SeqResult(seq.seq_id, token_ids, logprobs, prompt_logprobs, vector)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from engine.runner.sequence_state import LogitEdits, SequenceState
 from engine.types import GenerationRequest, TokenLogprobs
-from kernels.interface import Array, Csr, CsrValues, KernelSet, Penalties, SamplingBatch
+from kernels.interface import Array, Csr, CsrValues, KernelSet, Penalties, SamplingBatch, TokenMask
 
 LOWEST_LOGPROB = -9999.0  # stands for −inf, which JSON cannot say
 
@@ -17,7 +17,9 @@ LOWEST_LOGPROB = -9999.0  # stands for −inf, which JSON cannot say
 class SamplingTable:
     """The parameters of all sequences by slot: written once a sequence, read by rows each step."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, masks: npt.NDArray[np.uint32] | None = None) -> None:
+        """`masks` [rows, ⌈V / 32⌉]: those of the sequences that have a grammar, by the row of their matching."""
+        self._masks = masks
         self._temperature = np.zeros(max_num_seqs, np.float32)
         self._top_k = np.zeros(max_num_seqs, np.int32)
         self._top_p = np.zeros(max_num_seqs, np.float32)
@@ -48,11 +50,18 @@ class SamplingTable:
             seed=self._seed[slots],
             choice_index=self._choice_index[slots],
             output_position=np.array(output_positions, np.int32),
+            mask=self._mask(states),
             allowed=_csr([None if edit is None else edit.allowed for edit in edits]) if edited else None,
             banned=_csr([state.banned_tokens() for state in states]) if edited else None,
             bias=_bias(edits) if edited else None,
             penalties=_penalties(states) if edited else None,
         )
+
+    def _mask(self, states: Sequence[SequenceState]) -> TokenMask | None:
+        rows = [-1 if state.matching is None else state.matching.row for state in states]
+        if self._masks is None or max(rows, default=-1) < 0:
+            return None
+        return TokenMask(np.array(rows, np.int32), self._masks)
 
 
 def _row_starts(rows: Sequence[npt.NDArray[np.int32] | None]) -> npt.NDArray[np.int32]:

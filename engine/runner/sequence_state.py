@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from engine.constraints.matching import Matching
 from engine.types import GenerationRequest, SamplingParams
 
 Tokens = npt.NDArray[np.int32]
@@ -20,7 +21,7 @@ class SequenceState:
     `slot` is its row in the persistent tables. The outputs grow by add_output() alone.
     """
 
-    __slots__ = ("edits", "last_token", "output_token_ids", "pool_sum", "record", "slot")
+    __slots__ = ("edits", "last_token", "matching", "output_token_ids", "pool_sum", "record", "slot")
 
     def __init__(self, record: GenerationRequest, slot: int) -> None:
         self.record = record
@@ -28,6 +29,7 @@ class SequenceState:
         self.output_token_ids = list(record.output_token_ids)
         self.last_token = -1  # drawn by the latest step; what PENDING_TOKEN stands for in the next one
         self.edits = LogitEdits(record) if _edits_logits(record) else None
+        self.matching: Matching | None = None  # where it stands in its grammar
         self.pool_sum: npt.NDArray[np.float64] | None = None  # [H], sum of the hidden states so far
 
     def add_output(self, token_id: int) -> None:
@@ -40,6 +42,16 @@ class SequenceState:
     def banned_tokens(self) -> Tokens:
         """Tokens that the next draw must not give, ascending."""
         return _NO_TOKENS if self.edits is None else self.edits.banned_tokens(self)
+
+    def may_draw(self, mask: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
+        """Per token, 1 if the next draw may give it by the mask of the sequence's grammar and by its own masks."""
+        may = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        if self.edits is not None and len(self.edits.allowed):
+            others = np.ones(len(may), bool)
+            others[self.edits.allowed] = False
+            may[others] = 0
+        may[self.banned_tokens()] = 0
+        return may
 
 
 def _edits_logits(record: GenerationRequest) -> bool:

@@ -23,7 +23,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int32]:
     num_rows = logits.shape[0]
     if num_rows == 0:
         return np.empty(0, np.int32)
-    edited = any(part is not None for part in (batch.allowed, batch.banned, batch.bias, batch.penalties))
+    edited = any(part is not None for part in (batch.mask, batch.allowed, batch.banned, batch.bias, batch.penalties))
     if not edited and not batch.temperature.any():
         return _greedy(logits)
     return np.array([_sample_row(logits[row], batch, row) for row in range(num_rows)], np.int32)
@@ -89,10 +89,14 @@ def _nucleus_bound(scaled: torch.Tensor, best: float, top_p: float) -> float:
 def _edit(raw: torch.Tensor, batch: SamplingBatch, row: int) -> torch.Tensor:
     """Masks, bias and penalties on a copy; the row itself when it has none."""
     logits = raw
+    if batch.mask is not None and (index := int(batch.mask.rows[row])) >= 0:
+        bits = np.unpackbits(batch.mask.bits[index].view(np.uint8), count=raw.shape[0], bitorder="little")
+        logits = raw.masked_fill(_to_device(bits == 0, raw), -torch.inf)
     if batch.allowed is not None and len(allowed := _row_tokens(batch.allowed, row)):
         token_ids = _to_device(allowed, raw)
+        masked = logits
         logits = torch.full_like(raw, -torch.inf)
-        logits[token_ids] = raw[token_ids]
+        logits[token_ids] = masked[token_ids]
     if batch.banned is not None and len(banned := _row_tokens(batch.banned, row)):
         logits = raw.clone() if logits is raw else logits
         logits[_to_device(banned, raw)] = -torch.inf
@@ -123,7 +127,9 @@ def _row_tokens(csr: Csr, row: int) -> npt.NDArray[np.int64]:
     return csr.token_ids[csr.row_starts[row] : csr.row_starts[row + 1]].astype(np.int64)
 
 
-def _to_device(host: npt.NDArray[np.int64] | npt.NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
+def _to_device(
+    host: npt.NDArray[np.int64] | npt.NDArray[np.float32] | npt.NDArray[np.bool_], like: torch.Tensor
+) -> torch.Tensor:
     return from_host(host).to(like.device)
 
 

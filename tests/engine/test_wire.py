@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig, FakeOptions, Fault
+from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
 from engine.link import LinkClosed, SocketLink
 from engine.types import (
@@ -42,6 +43,7 @@ from engine.wire import (
     StepBegun,
     StepDone,
     Submit,
+    UseVocabulary,
     WireError,
     decode_command,
     decode_event,
@@ -88,6 +90,7 @@ COMMANDS: list[Command] = [
     Abort(1, 0),
     Ping(7),
     ResetPrefixCache(),
+    UseVocabulary(Vocabulary((b"a", b"\xff"), (1,), (0,), b"{}")),
     Shutdown(),
 ]
 EVENTS: list[Event] = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from engine.constraints.grammars import GrammarStore
+from engine.constraints.matching import Constraints
 from engine.core.host_tier import PreemptionMode
 from engine.core.plan import KVCapacity, KVGroupCapacity, SeqId
 from engine.core.queue import QueueFactory, fcfs
@@ -33,6 +35,8 @@ class Harness:
         host_blocks: int = 0,
         preemption: PreemptionMode = "auto",
         queue: QueueFactory = fcfs,
+        grammars: GrammarStore | None = None,
+        fast_forward: bool = True,
     ) -> None:
         specs = [
             KVCacheSpec(
@@ -61,6 +65,9 @@ class Harness:
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
+            constraints=Constraints(
+                grammars or GrammarStore(), decoder.config.vocab_size, max_num_seqs, fast_forward=fast_forward
+            ),
         )
         self.scheduler = Scheduler(
             capacity,
