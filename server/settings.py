@@ -100,6 +100,7 @@ class Settings(BaseSettings):
         "auto", "engine", "KV of requests that give way: computed again, kept in --host-kv-memory, or what costs less"
     )
     prefix_cache: bool = _field(True, "engine", "reuse the KV of prompts that begin alike")
+    fast_forward: bool = _field(True, "engine", "take tokens that a grammar forces without computing each")
     batching: Literal["continuous", "static"] = _field(
         "continuous", "engine", "static: a batch is filled only when it is empty, for comparison"
     )

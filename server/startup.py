@@ -23,6 +23,7 @@ from server.state import ServedModel
 from server.structured.compiler import GrammarCompiler
 from server.text.chat_template import ChatTemplate, ChatTemplateError
 from server.text.loading import LoadedText, load_tokenizer
+from server.text.vocabulary import vocabulary
 
 _PROGRESS_SECONDS = 0.1  # between two looks at the engine's progress
 Report = Callable[[LoadProgress], None]
@@ -39,6 +40,7 @@ async def load_model(settings: Settings, report: Report) -> ServedModel:
     loading = asyncio.gather(client.wait_ready(), asyncio.to_thread(_load_text, _text_source(settings, files.path)))
     try:
         info, text = await loading
+        client.use_vocabulary(await asyncio.to_thread(vocabulary, text.tokenizer, info.vocab_size))
         return _served_model(settings, files, text, client, info)
     except BaseException:
         await client.close()
@@ -102,6 +104,7 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         preemption=settings.preemption,
         num_threads=settings.threads,
         prefix_caching=settings.prefix_cache,
+        fast_forward=settings.fast_forward,
         batching=settings.batching,
         scheduling_policy=settings.scheduling_policy,
         max_queue_wait_steps=settings.max_queue_wait_steps,

@@ -6,7 +6,6 @@ from concurrent import futures
 from dataclasses import dataclass, field
 
 from engine.constraints.grammars import CompiledGrammar, GrammarStore
-from engine.errors import RequestRejected
 from engine.types import GenerationRequest
 
 
@@ -22,9 +21,7 @@ class Arrival:
     def refusal(self) -> str | None:
         """Why the request cannot be taken; None if it can."""
         error = self.grammar.exception()
-        if error is None or isinstance(error, RequestRejected):
-            return None if error is None else str(error)
-        raise error
+        return None if error is None else str(error)
 
 
 class Arrivals:

@@ -77,8 +77,11 @@ def _step_back() -> None:
 def _compile(built: Future[LLTokenizer] | None, grammar: str) -> Grammar:
     if built is None:
         raise RequestRejected("this engine has no tokenizer to match a grammar by")
-    tokenizer = built.result()
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    try:
+        tokenizer = built.result()
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    except BaseException as error:  # where its Rust code panics the class cannot be imported
+        raise RequestRejected(f"the grammar cannot be compiled: {error}") from error
     if matcher.is_error():
         raise RequestRejected(f"the grammar cannot be compiled: {matcher_error(matcher)}")
     return Grammar(matcher, tokenizer)
