@@ -2,6 +2,8 @@
 ARG PYTHON=3.12
 
 FROM python:${PYTHON}-slim-bookworm AS build
+# no version: Debian's mirrors drop old ones, and the base pins the release
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 RUN python -m venv /opt/octavo
@@ -15,16 +17,18 @@ COPY loadtest loadtest
 
 FROM build AS build-cpu
 # Native kernels; torch (a CPU build) beside them for `--kernels torch`.
-RUN pip install . && pip install --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0"
+# hadolint ignore=DL3013
+RUN pip install ".[tracing]" && pip install --index-url https://download.pytorch.org/whl/cpu "torch==2.13.0"
 
 FROM build AS build-gpu
-RUN pip install ".[gpu]"
+# hadolint ignore=DL3013
+RUN pip install ".[gpu,tracing]"
 
 FROM python:${PYTHON}-slim-bookworm AS base
 RUN useradd --create-home --uid 10001 octavo && mkdir -p /cache && chown octavo /cache
 ENV PATH=/opt/octavo/bin:$PATH PYTHONUNBUFFERED=1 OCTAVO_CACHE_DIR=/cache OCTAVO_HOST=0.0.0.0 OCTAVO_PORT=8000 \
     OCTAVO_LOG_FORMAT=json
-USER octavo
+USER 10001
 VOLUME /cache
 EXPOSE 8000
 # exec form: signals reach the server itself

