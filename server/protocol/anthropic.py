@@ -8,14 +8,21 @@ from pydantic import ConfigDict, Field
 
 from server.protocol.common import FirstFault, JsonObject, ModelRequest, Strings, WireModel
 
+JsonList = list[JsonObject]
+
 
 class Block(WireModel):
-    """A piece of content. Only text can be served: other kinds are refused by their name."""
+    """A piece of content: text, tool_use, tool_result or thinking. Other kinds are refused by their name."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
+    id: str | None = None  # of tool_use
+    name: str | None = None
+    input: JsonObject | None = None
+    tool_use_id: str | None = None  # of tool_result
+    content: JsonList | str | None = None
 
 
 Blocks = Annotated[list[Block], FirstFault()]
@@ -32,8 +39,10 @@ class InputMessage(WireModel):
 class CountTokensRequest(ModelRequest):
     messages: Annotated[list[InputMessage], FirstFault()] = Field(min_length=1)
     system: Annotated[str | Blocks | None, Field(union_mode="left_to_right")] = None
-    tools: list[JsonObject] | None = Field(None, description="Refused unless empty.")
-    tool_choice: JsonObject | None = Field(None, description="Only {type: auto} or {type: none}.")
+    tools: list[JsonObject] | None = Field(
+        None, max_length=128, description="Tools with an input_schema; those that a server would run are refused."
+    )
+    tool_choice: JsonObject | None = Field(None, description="auto, any, tool or none; disable_parallel_tool_use.")
     thinking: JsonObject | None = Field(None, description="Only {type: disabled}.")
 
 
@@ -53,6 +62,19 @@ class TextBlock(WireModel):
     text: str
 
 
+class ThinkingBlock(WireModel):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(WireModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: JsonObject
+
+
 class MessageUsage(WireModel):
     input_tokens: int
     output_tokens: int
@@ -65,8 +87,8 @@ class Message(WireModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextBlock]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence"] | None
+    content: list[TextBlock | ThinkingBlock | ToolUseBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
     usage: MessageUsage
 

@@ -20,24 +20,32 @@ class InputPart(WireModel):
 
 
 class InputItem(WireModel):
-    """A message; items of other types are refused by their name."""
+    """A message, a call of a function or its result; reasoning is left out. Others are refused by their name."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Annotated[str | list[InputPart] | None, Field(union_mode="left_to_right")] = None
+    call_id: str | None = None  # of function_call and function_call_output
+    name: str | None = None
+    arguments: str | None = None
+    output: Annotated[str | list[InputPart] | None, Field(union_mode="left_to_right")] = None
 
 
 class InputFields(ModelRequest):
     input: Annotated[str | Annotated[list[InputItem], FirstFault()], Field(union_mode="left_to_right")]
     instructions: str | None = None
-    tools: list[JsonObject] | None = Field(None, description="Refused unless empty.")
-    tool_choice: str | JsonObject | None = Field(None, description='Only "none" or "auto".')
-    parallel_tool_calls: bool | None = Field(None, description="Accepted; there are no tool calls.")
+    tools: list[JsonObject] | None = Field(None, max_length=128, description="Functions; other types are refused.")
+    tool_choice: str | JsonObject | None = Field(
+        None, description="none, auto, required, a function by its name, or allowed_tools."
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Default true: an answer may hold several calls.")
     previous_response_id: str | None = Field(None, description="Refused: nothing is stored.")
     conversation: str | JsonObject | None = Field(None, description="Refused: nothing is stored.")
-    text: JsonObject | None = Field(None, description="Only {format: {type: text}}.")
+    text: JsonObject | None = Field(
+        None, description="format: text, json_object or json_schema (enforced, strict or not)."
+    )
     reasoning: JsonObject | None = Field(None, description="`effort` is handed to the chat template.")
     truncation: Literal["auto", "disabled"] | None = Field(None, description="Only disabled.")
 
@@ -53,7 +61,7 @@ class ResponsesRequest(InputFields):
     store: bool | None = Field(None, description="Nothing is stored; the response says store: false.")
     background: bool | None = Field(None, description="Refused when true.")
     metadata: dict[str, str] | None = Field(None, max_length=16, description="Given back with the response.")
-    max_tool_calls: int | None = Field(None, description="Accepted; there are no tool calls.")
+    max_tool_calls: int | None = Field(None, description="Accepted; all tools are the client's own.")
     prompt: JsonObject | None = Field(None, description="Refused: no prompts are stored.")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
         None, description="Only auto or default."
@@ -92,6 +100,28 @@ class OutputMessage(WireModel):
     content: list[OutputText]
 
 
+class ReasoningText(WireModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(WireModel):
+    id: str
+    type: Literal["reasoning"]
+    summary: list[JsonObject]
+    content: list[ReasoningText]
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputCall(WireModel):
+    id: str
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
 class ResponseObject(WireModel):
     model_config = ConfigDict(extra="allow")
 
@@ -104,10 +134,10 @@ class ResponseObject(WireModel):
     instructions: str | None
     max_output_tokens: int | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputReasoning | OutputCall]
     parallel_tool_calls: bool
     temperature: float
-    tool_choice: str
+    tool_choice: str | JsonObject
     tools: list[JsonObject]
     top_p: float
     usage: ResponsesUsage | None

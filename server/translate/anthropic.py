@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages: request → a chat request → Plan; parts and answers → events and message."""
+"""Anthropic's /v1/messages: request → a chat request → Plan."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import ClassVar
 import orjson
 
 from server.errors import InvalidRequest, NotSupported, WireError, to_wire
-from server.generation import Answer, Generation, Part
+from server.generation import Generation
 from server.plan import ModelText, Plan
-from server.protocol.anthropic import Block, CountTokensRequest, MessagesRequest
+from server.protocol.anthropic import Block, CountTokensRequest, InputMessage, MessagesRequest
 from server.protocol.chat import ChatRequest
 from server.protocol.common import JsonObject
 from server.sse import named_frame
+from server.translate.anthropic_events import MessagesWriter
 from server.translate.chat import ChatJob
-from server.translate.parts import ResponseHead, Timings
+from server.translate.parts import ResponseHead
 from server.translate.sampling import SeedSource
 
 _ERROR_TYPES = {
@@ -70,9 +71,10 @@ class MessagesJob:
         try:
             return self._chat.plan(model, draw_seed)
         except InvalidRequest as error:
-            error.param = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}.get(
+            param = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}.get(
                 error.param or "", error.param
             )
+            error.param = None if param is None else param.replace(".function.parameters", ".input_schema")
             raise
 
     def text_offsets(self, plan: Plan, model: ModelText) -> list[int]:
@@ -87,10 +89,6 @@ class MessagesJob:
 
 def check_messages(body: CountTokensRequest) -> None:
     """Raises NotSupported for what the API has and this server does not do."""
-    if body.tools:
-        raise NotSupported("tools: this server does not call tools", param="tools")
-    if body.tool_choice is not None and body.tool_choice.get("type") not in ("auto", "none"):
-        raise NotSupported("tool_choice: this server does not call tools", param="tool_choice")
     if body.thinking is not None and body.thinking.get("type") != "disabled":
         raise NotSupported("thinking: only {'type': 'disabled'} is supported", param="thinking")
 
@@ -101,8 +99,65 @@ def chat_fields(body: CountTokensRequest) -> JsonObject:
     if body.system:
         messages.append({"role": "system", "content": _text(body.system, "system")})
     for index, message in enumerate(body.messages):
-        messages.append({"role": message.role, "content": _text(message.content, f"messages[{index}].content")})
-    return {"messages": messages, "continue_final_message": body.messages[-1].role == "assistant"}
+        messages += _messages(message, f"messages[{index}].content")
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
+    return {"messages": messages, "continue_final_message": body.messages[-1].role == "assistant"} | (
+        {"tools": tools} | _choice(body.tool_choice or {}) if tools or body.tool_choice else {}
+    )
+
+
+def _messages(message: InputMessage, where: str) -> list[JsonObject]:
+    """One message as chat has it: results of tools are messages of their own, before what else the user says."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results = [_result(block, where) for block in message.content if block.type == "tool_result"]
+    calls = [_call(block, where) for block in message.content if block.type == "tool_use"]
+    kept = [block for block in message.content if block.type not in ("tool_result", "tool_use", "thinking")]
+    if not kept and results:
+        return results
+    content = _text(kept, where)
+    return [*results, {"role": message.role, "content": content} | ({"tool_calls": calls} if calls else {})]
+
+
+def _call(block: Block, where: str) -> JsonObject:
+    if block.id is None or block.name is None or block.input is None:
+        raise InvalidRequest(f"{where}: a tool_use block needs id, name and input", param=where)
+    arguments = orjson.dumps(block.input).decode()
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+
+
+def _result(block: Block, where: str) -> JsonObject:
+    if block.tool_use_id is None:
+        raise InvalidRequest(f"{where}: a tool_result block needs its tool_use_id", param=where)
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = _text([Block.model_validate(part) for part in content], where)
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _tool(tool: JsonObject, where: str) -> JsonObject:
+    if tool.get("type") not in (None, "custom"):
+        kind = str(tool["type"])[:40]
+        raise NotSupported(f"{where}: tools of type {kind!r} are not supported, only those of the client", param=where)
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema"),
+    }
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _choice(choice: JsonObject) -> JsonObject:
+    kinds: dict[object, str | JsonObject] = {
+        None: "auto",
+        "auto": "auto",
+        "any": "required",
+        "none": "none",
+        "tool": {"type": "function", "function": {"name": choice.get("name")}},
+    }
+    if (kind := choice.get("type")) not in kinds:
+        raise NotSupported(f"tool_choice: type {str(kind)[:40]!r} is not supported", param="tool_choice")
+    return {"tool_choice": kinds[kind], "parallel_tool_calls": not choice.get("disable_parallel_tool_use")}
 
 
 def _text(content: str | Sequence[Block], where: str) -> str:
@@ -111,9 +166,7 @@ def _text(content: str | Sequence[Block], where: str) -> str:
     texts = []
     for index, block in enumerate(content):
         if block.type != "text":
-            raise NotSupported(
-                f"{where}[{index}]: blocks of type {block.type[:40]!r} are not supported, only text", param=where
-            )
+            raise NotSupported(f"{where}[{index}]: blocks of type {block.type[:40]!r} are not supported", param=where)
         if block.text is None:
             raise InvalidRequest(f"{where}[{index}]: a text block needs its text", param=where)
         texts.append(block.text)
@@ -124,82 +177,3 @@ def anthropic_error(wire: WireError) -> WireError:
     """An error in this API's shape, which keeps the other API's keys beside its own."""
     detail = wire.body["error"] | {"type": _ERROR_TYPES.get(wire.status, "api_error")}
     return WireError(wire.status, {"type": "error", "error": detail}, wire.headers)
-
-
-class MessagesWriter:
-    """The message of one request, whole or as events."""
-
-    def __init__(self, head: ResponseHead, generation: Generation) -> None:
-        self._head = head
-        self._generation = generation
-        self._opened = False
-        self._end: Part | None = None
-
-    def part(self, part: Part) -> bytes:
-        opening = b"" if self._opened else self._opening()
-        if part.finish is not None:
-            self._end = part
-        if not part.text:
-            return opening
-        text = orjson.dumps(part.text)
-        return opening + (
-            b"event: content_block_delta\n"
-            b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":' + text + b"}}\n\n"
-        )
-
-    def _opening(self) -> bytes:
-        self._opened = True
-        block: JsonObject = {"type": "text", "text": ""}
-        message = self._message([], None, None)
-        return (
-            _event({"type": "message_start", "message": message})
-            + _event({"type": "content_block_start", "index": 0, "content_block": block})
-            + _event({"type": "ping"})
-        )
-
-    def closing(self, timings: Timings) -> bytes:
-        end = self._end
-        stop = None if end is None else end.stop
-        delta = {"stop_reason": _stop_reason(None if end is None else end.finish, stop), "stop_sequence": stop}
-        return (
-            _event({"type": "content_block_stop", "index": 0})
-            + _event({"type": "message_delta", "delta": delta, "usage": self._usage()})
-            + _event({"type": "message_stop"})
-        )
-
-    def response(self, answers: Sequence[Answer], timings: Timings) -> bytes:
-        answer = answers[0]
-        content = [{"type": "text", "text": answer.text}]
-        return orjson.dumps(self._message(content, _stop_reason(answer.finish, answer.stop), answer.stop))
-
-    def _message(self, content: list[JsonObject], stop_reason: str | None, stop_sequence: str | None) -> JsonObject:
-        return {
-            "id": self._head.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._head.model,
-            "content": content,
-            "stop_reason": stop_reason,
-            "stop_sequence": stop_sequence,
-            "usage": self._usage(),
-        }
-
-    def _usage(self) -> JsonObject:
-        """In this API input_tokens are those that the cache did not have."""
-        usage = self._generation.usage
-        return {
-            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-            "output_tokens": usage.completion_tokens,
-            "cache_read_input_tokens": usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
-        }
-
-
-def _stop_reason(finish: str | None, stop: str | None) -> str:
-    if finish == "length":
-        return "max_tokens"
-    return "end_turn" if stop is None else "stop_sequence"
-
-
-def _event(data: JsonObject) -> bytes:
-    return named_frame(data["type"], orjson.dumps(data))

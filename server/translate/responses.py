@@ -19,7 +19,7 @@ from server.translate.responses_events import ResponsesWriter, error_event
 from server.translate.sampling import SeedSource
 
 _LOGPROBS = "message.output_text.logprobs"
-_PARAMS = {"max_completion_tokens": "max_output_tokens", "messages": "input"}
+_PARAMS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class ResponsesJob:
         try:
             return self._chat.plan(model, draw_seed)
         except InvalidRequest as error:
-            error.param = _PARAMS.get(error.param or "", error.param)
+            param = _PARAMS.get(error.param or "", error.param)
+            error.param = None if param is None else param.replace(".function.", ".")
             raise
 
     def text_offsets(self, plan: Plan, model: ModelText) -> list[int]:
@@ -73,21 +74,13 @@ class ResponsesJob:
 
 def check_input(body: InputFields) -> None:
     """Raises NotSupported for what the API has and this server does not do."""
-    if body.tools:
-        raise NotSupported("tools: this server does not call tools", param="tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise NotSupported("tool_choice: this server does not call tools", param="tool_choice")
     for name in ("previous_response_id", "conversation"):
         if getattr(body, name) is not None:
             raise NotSupported(f"{name}: this server stores nothing; send the whole conversation", param=name)
     if body.truncation not in (None, "disabled"):
         raise NotSupported("truncation: only 'disabled' is supported", param="truncation")
-    if body.text is not None:
-        kind = body.text.get("format", {"type": "text"})
-        if not isinstance(kind, dict) or kind.get("type") != "text":
-            raise NotSupported("text.format: only {'type': 'text'} is supported", param="text.format")
-        if body.text.get("verbosity") not in (None, "medium"):
-            raise NotSupported("text.verbosity: only 'medium' is supported", param="text.verbosity")
+    if body.text is not None and body.text.get("verbosity") not in (None, "medium"):
+        raise NotSupported("text.verbosity: only 'medium' is supported", param="text.verbosity")
 
 
 def _check(body: ResponsesRequest) -> None:
@@ -115,16 +108,66 @@ def chat_fields(body: InputFields) -> JsonObject:
     if isinstance(body.input, str):
         messages.append({"role": "user", "content": body.input})
     else:
-        messages += [_message(item, f"input[{index}]") for index, item in enumerate(body.input)]
+        for index, item in enumerate(body.input):
+            _add_item(item, f"input[{index}]", messages)
     if not messages:
         raise InvalidRequest("input: must not be empty", param="input")
-    effort = (body.reasoning or {}).get("effort")
-    return {"messages": messages, "reasoning_effort": effort}
+    fields: JsonObject = {"messages": messages, "reasoning_effort": (body.reasoning or {}).get("effort")}
+    if body.tools or body.tool_choice is not None:
+        fields["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or ())]
+        fields["tool_choice"] = body.tool_choice
+        fields["parallel_tool_calls"] = body.parallel_tool_calls
+    if body.text is not None and body.text.get("format") is not None:
+        fields["response_format"] = _format(body.text["format"])
+    return fields
+
+
+def _tool(tool: JsonObject, where: str) -> JsonObject:
+    """Here a function's fields stand beside its type."""
+    if tool.get("type") != "function":
+        kind = str(tool.get("type"))[:40]
+        raise NotSupported(f"{where}: tools of type {kind!r} are not supported, only 'function'", param=where)
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+
+
+def _format(form: object) -> JsonObject:
+    """Here a schema's name and the schema stand beside the type."""
+    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+        raise NotSupported("text.format: only text, json_object and json_schema are supported", param="text.format")
+    if form["type"] != "json_schema":
+        return {"type": form["type"]}
+    return {"type": "json_schema", "json_schema": {key: value for key, value in form.items() if key != "type"}}
+
+
+def _add_item(item: InputItem, where: str, messages: list[JsonObject]) -> None:
+    """Calls belong to the answer that they came with, or to an answer of their own."""
+    if item.type == "reasoning":
+        return
+    if item.type == "function_call":
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        messages[-1].setdefault("tool_calls", []).append(_call(item, where))
+        return
+    messages.append(_result(item, where) if item.type == "function_call_output" else _message(item, where))
+
+
+def _call(item: InputItem, where: str) -> JsonObject:
+    if item.call_id is None or item.name is None or item.arguments is None:
+        raise InvalidRequest(f"{where}: a function_call needs call_id, name and arguments", param=where)
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
+
+
+def _result(item: InputItem, where: str) -> JsonObject:
+    if item.call_id is None or item.output is None:
+        raise InvalidRequest(f"{where}: a function_call_output needs call_id and output", param=where)
+    content = item.output if isinstance(item.output, str) else _text(item.output, where)
+    return {"role": "tool", "tool_call_id": item.call_id, "content": content}
 
 
 def _message(item: InputItem, where: str) -> JsonObject:
     if item.type not in (None, "message"):
-        raise NotSupported(f"{where}: items of type {item.type[:40]!r} are not supported, only messages", param=where)
+        raise NotSupported(f"{where}: items of type {item.type[:40]!r} are not supported", param=where)
     if item.role is None or item.content is None:
         raise InvalidRequest(f"{where}: a message needs a role and a content", param=where)
     content = item.content if isinstance(item.content, str) else _text(item.content, where)

@@ -246,7 +246,7 @@ async def test_anthropic_errors_have_their_own_types_beside_the_common_keys() ->
         missing = await toy.http.post("/v1/messages", json={"messages": HI}, headers=key)
         unknown = await toy.http.post("/v1/messages", json={"messages": HI, "max_tokens": 5, "model": "x"}, headers=key)
         tools = await toy.http.post(
-            "/v1/messages", json={"messages": HI, "max_tokens": 5, "tools": [{"name": "f"}]}, headers=key
+            "/v1/messages", json={"messages": HI, "max_tokens": 5, "tools": [{"type": "bash_20250124"}]}, headers=key
         )
     told = [(r.status_code, r.json()["type"], r.json()["error"]["type"]) for r in (unauthorized, missing, unknown)]
     assert told == [
@@ -254,7 +254,7 @@ async def test_anthropic_errors_have_their_own_types_beside_the_common_keys() ->
         (400, "error", "invalid_request_error"),
         (404, "error", "not_found_error"),
     ]
-    assert tools.json()["error"]["param"] == "tools"
+    assert tools.json()["error"]["param"] == "tools[0]"
 
 
 # The Responses API
@@ -314,7 +314,7 @@ async def test_a_streamed_response_has_its_events_in_order_with_rising_numbers()
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
