@@ -12,8 +12,10 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from engine.constraints.tokenizer import build_tokenizer
 from server.errors import InvalidRequest, NotSupported
 from server.text.tokenizer import Tokenizer
+from server.text.vocabulary import vocabulary
 
 _REMEMBERED: Final = 2048  # verdicts on grammars
 _MAX_MESSAGE: Final = 500  # characters
@@ -37,6 +39,7 @@ class GrammarCompiler:
         self._timeout_seconds: Final = timeout_seconds
         self._verdicts: Final[OrderedDict[bytes, str]] = OrderedDict()  # of the compiling thread
         self._thread: Final = ThreadPoolExecutor(1, "grammars")
+        self._thread.submit(lambda: self._tokenizer)  # the first request shall not wait for it
 
     async def check(self, constraint: Constraint) -> None:
         """Raises InvalidRequest, NotSupported."""
@@ -79,17 +82,10 @@ class GrammarCompiler:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        tokenizer = self._text_tokenizer
         try:
-            return LLTokenizer(
-                tokenizer.serialized().decode(), n_vocab=tokenizer.vocab_size, eos_token=list(tokenizer.eos_token_ids)
-            )
+            return build_tokenizer(vocabulary(self._text_tokenizer, self._text_tokenizer.vocab_size))
         except ValueError as error:
-            raise NotSupported(f"This model's tokenizer cannot be constrained by grammars: {error}") from error
-
-    def close(self) -> None:
-        """Nothing is compiled after this."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            raise NotSupported(f"This model's answers cannot be constrained: {error}") from error
 
 
 def _first_line(message: str) -> str:

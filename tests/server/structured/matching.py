@@ -6,8 +6,10 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.constraints.tokenizer import build_tokenizer
 from server.structured.grammar import GrammarBuilder
 from server.text.tokenizer import Tokenizer
+from server.text.vocabulary import vocabulary
 from tests.server.toy import SPECIAL, toy_tokenizer
 
 MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")  # those of models that have them as tokens
@@ -20,9 +22,7 @@ def tokenizer() -> Tokenizer:
 
 @cache
 def constrained_by() -> LLTokenizer:
-    return LLTokenizer(
-        tokenizer().serialized().decode(), n_vocab=tokenizer().vocab_size, eos_token=list(tokenizer().eos_token_ids)
-    )
+    return build_tokenizer(vocabulary(tokenizer(), tokenizer().vocab_size))
 
 
 def builder() -> GrammarBuilder:
