@@ -18,6 +18,7 @@ from typing import cast
 
 from engine.config import EngineConfig
 from engine.hardware import oom_kills
+from engine.logs import LogFormat
 from engine.wire import DUMP_SIGNAL, Command, Configure, Event, FrameSplitter, WireError, decode_event, encode
 
 logger = logging.getLogger(__name__)
@@ -59,12 +60,17 @@ class EngineProcess(asyncio.BufferedProtocol):
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, life: int, on_event: Callable[[Event], None], on_lost: Callable[[], None]
+        cls,
+        config: EngineConfig,
+        life: int,
+        on_event: Callable[[Event], None],
+        on_lost: Callable[[], None],
+        log_format: LogFormat = "console",
     ) -> EngineProcess:
         """Spawn a child and send it its configuration. Raises OSError if the system refuses a process."""
         ours, theirs = socket.socketpair()
         try:
-            process = _spawn(theirs)
+            process = _spawn(theirs, log_format)
         except BaseException:
             ours.close()
             raise
@@ -151,10 +157,11 @@ class EngineProcess(asyncio.BufferedProtocol):
         self._on_lost()
 
 
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _spawn(theirs: socket.socket, log_format: LogFormat) -> subprocess.Popen[bytes]:
     paths = [_IMPORT_ROOT, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    command = [sys.executable, "-P", "-m", "engine.process", "--fd", str(theirs.fileno())]
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "engine.process", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
+        [*command, "--parent", str(os.getpid()), "--log-format", log_format],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)},

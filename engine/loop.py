@@ -19,6 +19,7 @@ from engine.core.scheduler import Scheduler
 from engine.errors import EngineError, RequestRejected
 from engine.executor import Executor, Ticket
 from engine.link import Link
+from engine.logs import REQUEST
 from engine.profile import Profile
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate
 from engine.wire import (
@@ -197,7 +198,8 @@ class EngineLoop:
         except RequestRejected as error:
             return _refusals(request, str(error), ErrorKind.REJECTED)
         except Exception:
-            logger.exception("add() failed on request %d", request.request_id)
+            about = {REQUEST: request.request_id}
+            logger.exception("add() failed on request %d", request.request_id, extra=about)
             self._scheduler.check_invariants()  # if it left the books wrong, the engine has to go
             return _refusals(request, "the engine failed to take the request", ErrorKind.INTERNAL)
         return []

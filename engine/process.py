@@ -30,6 +30,7 @@ from engine.errors import ConfigError, ModelError
 from engine.executor import Executor
 from engine.fake_executor import build_fake_executor
 from engine.link import LinkClosed, SocketLink
+from engine.logs import configure_logging
 from engine.loop import EngineLoop
 from engine.memory import settle_memory
 from engine.types import EngineInfo, LoadProgress
@@ -55,8 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="engine.process", description="Started by the server, not by hand.")
     parser.add_argument("--fd", type=int, required=True, help="connected stream socket")
     parser.add_argument("--parent", type=int, required=True, help="process id of the server")
+    parser.add_argument("--log-format", choices=("console", "json"), default="console", help="of lines on stderr")
     options = parser.parse_args(arguments)
     os.set_inheritable(options.fd, False)
+    configure_logging(options.log_format)
     _prepare_process(options.parent)
     link = SocketLink(socket.socket(fileno=options.fd))
     code = _serve(link)
@@ -125,11 +128,7 @@ def _build_scheduler(config: EngineConfig, info: EngineInfo, executor: Executor)
 
 
 def _prepare_process(parent_pid: int) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s engine[%(process)d] %(levelname)s %(name)s: %(message)s",
-    )
+    """Signals and life: see the module."""
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

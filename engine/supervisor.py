@@ -27,6 +27,7 @@ from engine.core.plan import SeqId
 from engine.errors import ConfigError, EngineDead, EngineError, EngineUnavailable, ModelError, ProfileRefused
 from engine.flight_recorder import FlightRecorder, Record, write_dump
 from engine.inflight import Choice, Entry, InFlight
+from engine.logs import REQUEST, LogFormat
 from engine.recovery import Recovery, RecoveryOptions
 from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
 from engine.watchdog import Limits, Watchdog
@@ -75,6 +76,7 @@ class SupervisorOptions:
     shutdown_seconds: float = 10.0  # for a ready engine to exit by itself
     flight_steps: int = 256  # the last so many steps are remembered
     flight_folder: Path | None = None  # where they are written down when the engine dies; None = nowhere
+    log_format: LogFormat = "console"  # of the engine process's lines
 
 
 @dataclass(slots=True)
@@ -236,8 +238,9 @@ class Supervisor:
         self._fatal = self._alone = None
         self._running = {}
         self._watchdog = Watchdog(self._options.limits, asyncio.get_running_loop().time())
+        log_format = self._options.log_format
         try:
-            engine = await EngineProcess.start(self._config, self._life, self._on_event, self._lose)
+            engine = await EngineProcess.start(self._config, self._life, self._on_event, self._lose, log_format)
         except OSError as error:
             return Death(f"could not be started: {error}", from_outside=False)
         self._engine = engine
@@ -327,7 +330,8 @@ class Supervisor:
     async def _try_alone(self, entry: Entry, choice: Choice) -> None:
         """Run it until it has ended or got further than where engines died under it; then take it back, to be
         submitted again with all the others."""
-        logger.warning("request %d, choice %d runs alone: engines died under it", *choice.seq_id)
+        about = {"facts": {REQUEST: choice.seq_id.request_id}}
+        logger.warning("request %d, choice %d runs alone: engines died under it", *choice.seq_id, extra=about)
         choice.submitted = True
         self.send(Submit(entry.replay(choice)))
         await self._while_alive(lambda: choice.finished or choice.deaths == 0)

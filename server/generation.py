@@ -313,6 +313,7 @@ class Generation:
             return {}
         usage = self.usage
         facts: dict[str, object] = {
+            "engine_request": self._request_ids[0],
             "choices": len(self._choices),
             "max_tokens": max(prompt.max_tokens for prompt in self.plan.prompts),
             "prompt_tokens": usage.prompt_tokens,

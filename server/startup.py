@@ -79,7 +79,12 @@ def supervisor_options(settings: Settings) -> SupervisorOptions:
         pong_seconds=min(Limits().pong_seconds, settings.step_timeout_seconds),
     )
     folder = settings.flight_record_dir or settings.cache_dir / "flight-records"
-    return SupervisorOptions(limits=limits, flight_steps=settings.flight_record_steps, flight_folder=folder)
+    return SupervisorOptions(
+        limits=limits,
+        flight_steps=settings.flight_record_steps,
+        flight_folder=folder,
+        log_format=settings.log_format,
+    )
 
 
 def engine_config(settings: Settings, model_path: Path) -> EngineConfig:

@@ -304,3 +304,13 @@ def test_https_with_a_certificate_by_flag(default_model_path: Path, tmp_path: Pa
         with httpx.Client(base_url=server.url, verify=context) as http:
             answer = http.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 3})
             assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_in_json_both_processes_write_objects(default_model_path: Path) -> None:
+    with serving("--executor", "fake", ready=False, OCTAVO_LOG_FORMAT="json") as server:
+        until(lambda: "curl" in server.log, 60)
+        import psutil
+
+        (engine,) = psutil.Process(server.process.pid).children()
+        assert engine.cmdline()[-2:] == ["--log-format", "json"]
+    assert all(json.loads(line)["event"] for line in server.lines)

@@ -63,6 +63,7 @@ async def test_a_request_is_one_line_with_all_that_matters(lines: Lines) -> None
         "logger": "octavo.request",
         "request_id": "r1",
         "id": response.json()["id"],
+        "engine_request": 1000,
         "key": "ann",
         "method": "POST",
         "route": "/v1/completions",
