@@ -11,6 +11,7 @@ from server.protocol.common import JsonObject
 from server.structured.call_formats import CallFormat, python_literal
 from server.structured.grammar import WHITESPACE, GrammarBuilder, quoted
 
+MAX_CALLS: Final = 32  # in one answer: a weak model would go on for ever
 _DEFINITIONS: Final = ("$defs", "definitions")
 
 
@@ -36,7 +37,7 @@ def calls_rule(builder: GrammarBuilder, calls: CallFormat, rules: CallRules) -> 
     """A rule's body: answers with calls and, unless they are required, without."""
     named = builder.rule("named", " | ".join(_named(builder, calls, rules.functions)))
     following = builder.literal(calls.between + calls.before_name)
-    more = f"({following} {named})*" if rules.parallel else ""
+    more = f"({following} {named}){{0,{MAX_CALLS - 1}}}" if rules.parallel else ""
     rest = " ".join(part for part in (named, more, builder.literal(calls.end)) if part)
     opening = calls.begin + calls.before_name
     optional = f"({builder.literal(calls.optional_begin)})? " if builder.is_token(calls.optional_begin) else ""

@@ -90,5 +90,7 @@ class GrammarCompiler:
 
 def _first_line(message: str) -> str:
     """A problem as one line, without the state of the parser that may follow it."""
+    if message.startswith("oneOf constraints"):
+        return "'oneOf' cannot be enforced unless its schemas visibly exclude each other; write 'anyOf'"
     text = " ".join(line.strip() for line in message.partition("\n<state>")[0].splitlines() if line.strip())
     return text[:_MAX_MESSAGE] or "the grammar cannot be used"

@@ -49,6 +49,14 @@ _LEFT_OUT: Final = frozenset({"x-guidance", "minContains", "maxContains", *_COND
 _ENFORCED_FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
+# The grammar takes a leap second in every minute, the year 0, which few readers do, and names of any length.
+_FORMAT_PATTERNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "date": (r"^[0-9]{0,3}[1-9][0-9]{0,3}-",),
+    "time": (r"^([^:]*:){2}[0-5]",),
+    "date-time": (r"^[0-9]{0,3}[1-9][0-9]{0,3}-", r"^([^:]*:){2}[0-5]"),
+    "email": (r"^[^@]{1,64}@[^@]{1,253}$",),
+    "hostname": (r"^.{1,253}$",),
+}
 # Formats that every value of their type has: they are there for people and for forms.
 _FREE_FORMATS: Final = frozenset(
     {"password", "path", "file-path", "directory-path", "binary", "float", "double", "decimal", "number", "multi-line"}
@@ -134,6 +142,8 @@ def _refuse(schema: JsonObject, at: str) -> None:
 def _settle_format(schema: JsonObject, at: str) -> None:
     """Formats become what they say of the value, in place. Raises SchemaError for one that cannot be enforced."""
     name = schema.get("format")
+    if patterns := _FORMAT_PATTERNS.get(name) if isinstance(name, str) else None:
+        schema["allOf"] = [*schema.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
     if name is None or name in _ENFORCED_FORMATS:
         return
     if name in _BOUNDED_FORMATS:

@@ -18,7 +18,7 @@ from server.structured.call_formats import (
     format_of_template,
     instructions,
 )
-from server.structured.calls_grammar import CallRules, Function, calls_rule
+from server.structured.calls_grammar import MAX_CALLS, CallRules, Function, calls_rule
 from server.structured.parser import ReasoningMarks
 from server.structured.reasoning import after_reasoning, reasoning_of
 from server.structured.schema import prepare
@@ -95,6 +95,13 @@ def test_reasoning_is_free_and_the_rules_begin_after_it(calls: CallFormat, insid
     assert accepts(made, f"{begin}Hm, {{[<tool_call> I'd call.</think>\n\n" + calls.write([GET]))
     assert not begins(made, f"{begin}Hm</think>Hello")
     assert accepts(made, calls.write([GET])) is not inside
+
+
+@each_format
+def test_the_number_of_calls_is_bounded(calls: CallFormat) -> None:
+    made = grammar(calls)
+    assert accepts(made, calls.write([ALL] * MAX_CALLS))
+    assert not begins(made, calls.write([ALL] * (MAX_CALLS + 1)))
 
 
 def test_keyword_arguments_keep_their_order_and_may_be_left_out() -> None:
