@@ -104,6 +104,7 @@ class Session:
         penalties: _Tuple | None,
         factors: _Tuple | None,
         tokens: _Array,
+        mask: _Tuple | None = None,
     ) -> None: ...
     def logprobs(
         self,

@@ -272,6 +272,7 @@ class NativeKernels(KernelSet):
             None if penalties is None else (penalties.row_starts, penalties.token_ids, penalties.output_counts),
             None if penalties is None else (penalties.repetition, penalties.presence, penalties.frequency),
             tokens,
+            None if batch.mask is None else (np.ascontiguousarray(batch.mask.rows), batch.mask.bits),
         )
         return tokens
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.interface import Csr, CsrValues, KernelSet, Penalties, SamplingBatch
+from kernels.interface import Csr, CsrValues, KernelSet, Penalties, SamplingBatch, TokenMask
 
 Floats = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int32]
@@ -80,6 +80,54 @@ def csr(*rows: Sequence[int]) -> Csr:
 def csr_values(*rows: dict[int, float]) -> CsrValues:
     ids = csr(*[list(row) for row in rows])
     return CsrValues(ids.row_starts, ids.token_ids, np.array([v for row in rows for v in row.values()], np.float32))
+
+
+def token_mask(masks: Sequence[Sequence[int]], rows: Sequence[int], vocab_size: int = 3) -> TokenMask:
+    """`masks[m]` are the tokens that may be drawn under mask m."""
+    bits = np.zeros((len(masks), -(-vocab_size // 32)), np.uint32)
+    for index, token_ids in enumerate(masks):
+        for token_id in token_ids:
+            bits[index, token_id // 32] |= np.uint32(1 << token_id % 32)
+    return TokenMask(np.array(rows, np.int32), bits)
+
+
+def check_masks(kernels: KernelSet) -> None:
+    """Rows under a mask draw as if only its tokens had logits, by every way of drawing; the others as ever.
+
+    The vocabulary doesn't fill its last word, masks are of none, few, most and all tokens, and one serves two rows.
+    """
+    num_rows, vocab_size = 48, 301
+    random = np.random.default_rng(6)
+    logits = (random.standard_normal((num_rows, vocab_size)) * 3).astype(np.float32)
+    shares = [0.0, 0.01, 0.1, 0.5, 0.99, 1.0]
+    allowed = [np.flatnonzero(random.random(vocab_size) < share) for share in shares]
+    allowed.append(np.arange(64, 128))  # whole words and nothing else
+    rows = random.integers(-1, len(allowed), num_rows)
+    params = batch(
+        num_rows,
+        temperature=random.choice([0.0, 0.3, 1.0, 1.7], num_rows),
+        top_k=random.choice([0, 1, 5, 50, 300], num_rows),
+        top_p=random.choice([0.05, 0.5, 0.9, 1.0], num_rows),
+        min_p=random.choice([0.0, 0.02, 0.3], num_rows),
+        seed=random.integers(0, 2**64, num_rows, dtype=np.uint64),
+    )
+    params = replace(params, mask=token_mask([list(tokens) for tokens in allowed], rows.tolist(), vocab_size))
+    expected = []
+    for row, mask in enumerate(rows):
+        masked = np.full(vocab_size, -np.inf, np.float32)
+        tokens = np.arange(vocab_size) if mask < 0 else allowed[mask]
+        masked[tokens] = logits[row, tokens]
+        expected.append(draw(masked, params, row) if len(tokens) else -1)
+    uploaded = kernels.upload(logits.copy())
+    assert kernels.sample(uploaded, params).tolist() == expected
+    np.testing.assert_array_equal(kernels.download(uploaded), logits)
+
+
+def check_nan_under_a_mask(kernels: KernelSet) -> None:
+    """A NaN is reported even where the mask would hide it."""
+    logits = np.array([[1, np.nan, 2], [1, 3, 2]], np.float32)
+    params = replace(batch(2, temperature=0.0), mask=token_mask([[0, 2]], [0, 0]))
+    assert kernels.sample(kernels.upload(logits), params).tolist() == [-1, 2]
 
 
 def survivors(logits: Floats, top_k: int, top_p: float, min_p: float, temperature: float) -> list[int]:
@@ -184,6 +232,26 @@ EDIT_CASES = (
     EditCase("allowed", (3, 2, 1), 2, lambda b: replace(b, allowed=csr([2]))),
     EditCase("allowed, but banned", (3, 2, 1), 2, lambda b: replace(b, allowed=csr([1, 2]), banned=csr([1]))),
     EditCase("no entry among the allowed: free", (3, 2, 1), 0, lambda b: replace(b, allowed=csr([]))),
+    EditCase("mask", (3, 2, 1), 1, lambda b: replace(b, mask=token_mask([[1, 2]], [0]))),
+    EditCase("mask, for another row", (3, 2, 1), 0, lambda b: replace(b, mask=token_mask([[1, 2]], [-1]))),
+    EditCase("mask of nothing", (3, 2, 1), -1, lambda b: replace(b, mask=token_mask([[]], [0]))),
+    EditCase("mask of all", (3, 2, 1), 0, lambda b: replace(b, mask=token_mask([[0, 1, 2]], [0]))),
+    EditCase(
+        "mask and allowed", (3, 2, 1), 2, lambda b: replace(b, mask=token_mask([[1, 2]], [0]), allowed=csr([0, 2]))
+    ),
+    EditCase("mask, but banned", (3, 2, 1), 2, lambda b: replace(b, mask=token_mask([[1, 2]], [0]), banned=csr([1]))),
+    EditCase(
+        "mask, allowed and banned leave nothing",
+        (3, 2, 1),
+        -1,
+        lambda b: replace(b, mask=token_mask([[1, 2]], [0]), allowed=csr([0, 2]), banned=csr([2])),
+    ),
+    EditCase(
+        "bias does not lift a grammar's mask",
+        (3, 2, 1),
+        1,
+        lambda b: replace(b, mask=token_mask([[1, 2]], [0]), bias=csr_values({0: 9})),
+    ),
     EditCase("all banned", (3, 2, 1), -1, lambda b: replace(b, banned=csr([0, 1, 2]))),
     EditCase("bias", (3, 2, 1), 2, lambda b: replace(b, bias=csr_values({2: 2.5}))),
     EditCase("bias does not lift a mask", (3, 2, 1), 1, lambda b: replace(b, banned=csr([0]), bias=csr_values({0: 9}))),

@@ -28,7 +28,9 @@ from tests.kernels.test_reference_memory import (  # noqa: F401
     test_read_only_and_strided_hosts_are_taken,
 )
 from tests.kernels.test_reference_sampling import (  # noqa: F401
+    test_a_grammars_mask_draws_from_its_tokens_alone,
     test_a_nan_fails_its_row_alone,
+    test_a_nan_is_told_whatever_a_grammars_mask_hides,
     test_a_nucleus_wider_than_the_first_guess,
     test_a_row_of_minus_infinity_has_no_token,
     test_draws_follow_the_softmax,

@@ -19,6 +19,8 @@ from tests.kernels.sampling_cases import (
     check_distribution,
     check_edit,
     check_edits_stay_in_their_row,
+    check_masks,
+    check_nan_under_a_mask,
     check_same_draws,
     check_support,
     csr,
@@ -155,6 +157,14 @@ def test_forbidden_tokens_are_never_drawn(reference_float32: KernelSet) -> None:
 @pytest.mark.parametrize("case", EDIT_CASES, ids=lambda case: case.name)
 def test_edits(reference_float32: KernelSet, case: EditCase) -> None:
     check_edit(reference_float32, case)
+
+
+def test_a_grammars_mask_draws_from_its_tokens_alone(reference_float32: KernelSet) -> None:
+    check_masks(reference_float32)
+
+
+def test_a_nan_is_told_whatever_a_grammars_mask_hides(reference_float32: KernelSet) -> None:
+    check_nan_under_a_mask(reference_float32)
 
 
 def test_edits_stay_in_their_row(reference_float32: KernelSet) -> None:

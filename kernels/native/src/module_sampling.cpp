@@ -35,6 +35,21 @@ SparseRows sparse(const Sparse& tuple, int64_t rows, int64_t vocab, bool floats)
   return s;
 }
 
+// Views of the tuple (rows, bits), which the caller keeps alive.
+MaskRows mask_rows(const Sparse& tuple, int64_t rows, int64_t vocab) {
+  MaskRows m;
+  if (!tuple) return m;
+  const auto index = dense<const int32_t>(nb::cast<In>((*tuple)[0]), "mask rows", 1);
+  const auto bits = dense<const uint32_t>(nb::cast<In>((*tuple)[1]), "mask bits", 2);
+  expect(index.rows() == rows, "mask rows", "one entry per row, please");
+  expect(bits.last() == (vocab + 31) / 32, "mask bits", "do not fit the vocabulary");
+  for (int64_t r = 0; r < rows; ++r) expect(index.data[r] < bits.rows(), "mask rows", "there is no such mask");
+  m.rows = index.data;
+  m.bits = bits.data;
+  m.words = bits.last();
+  return m;
+}
+
 template <typename T, typename Array> const T* per_row(const Array& array, const char* name, int64_t rows) {
   const auto v = dense<const T>(array, name, 1);
   expect(v.rows() == rows, name, "one entry per row, please");
@@ -44,7 +59,7 @@ template <typename T, typename Array> const T* per_row(const Array& array, const
 // `floats`: temperature, top_p, min_p; `ints`: top_k, choice_index, output_position; all [R].
 void sample(Session& s, const In& logits, const nb::tuple& floats, const nb::tuple& ints, const In& seed,
             const Sparse& allowed, const Sparse& banned, const Sparse& bias, const Sparse& penalties,
-            const Sparse& factors, const Out& tokens) {
+            const Sparse& factors, const Out& tokens, const Sparse& mask) {
   const auto vl = view<const float>(logits, "logits", 2);
   const int64_t rows = vl.rows(), vocab = vl.last();
   SamplingArgs a{};
@@ -59,6 +74,7 @@ void sample(Session& s, const In& logits, const nb::tuple& floats, const nb::tup
   a.choice_index = per_row<int32_t>(nb::cast<In>(ints[1]), "choice_index", rows);
   a.output_position = per_row<int32_t>(nb::cast<In>(ints[2]), "output_position", rows);
   a.seed = per_row<uint64_t>(seed, "seed", rows);
+  a.mask = mask_rows(mask, rows, vocab);
   a.allowed = sparse(allowed, rows, vocab, false);
   a.banned = sparse(banned, rows, vocab, false);
   a.bias = sparse(bias, rows, vocab, true);
@@ -109,7 +125,7 @@ nb::list philox(Session& s, uint64_t seed, uint32_t token, uint32_t position, ui
 void bind_sampling(nb::class_<Session>& session) {
   session
       .def("sample", &sample, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(), nb::arg().none(),
-           nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg())
+           nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg().none() = nb::none())
       .def("logprobs", &logprobs)
       .def("philox", &philox);
 }

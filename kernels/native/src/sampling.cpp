@@ -54,15 +54,39 @@ struct Row {
   }
 };
 
+// x = y where the token's bit is set, elsewhere −inf. Most words of a grammar's mask are all alike.
+void apply_bits(const uint32_t* bits, const float* y, float* x, int64_t vocab) {
+  for (int64_t i = 0; i < vocab; i += 32, ++bits) {
+    const int64_t n = std::min<int64_t>(32, vocab - i);
+    if (*bits == 0) {
+      std::fill(x + i, x + i + n, -kInfinity);
+    } else if (*bits == ~uint32_t{0}) {
+      std::memcpy(x + i, y + i, static_cast<size_t>(n) * sizeof(float));
+    } else {
+      for (int64_t j = 0; j < n; ++j) x[i + j] = *bits >> j & 1 ? y[i + j] : -kInfinity;
+    }
+  }
+}
+
+const uint32_t* mask_of(const SamplingArgs& a, int64_t r) {
+  return a.mask.bits && a.mask.rows[r] >= 0 ? a.mask.bits + a.mask.rows[r] * a.mask.words : nullptr;
+}
+
 void edit(Row& row, const SamplingArgs& a, int64_t r) {
   const float* raw = a.logits + r * a.stride;
   const auto entries = [r](const SparseRows& s, auto visit) {
     if (!s.starts) return;
     for (int32_t i = s.starts[r]; i < s.starts[r + 1]; ++i) visit(i);
   };
+  const uint32_t* bits = mask_of(a, r);
   if (a.allowed.starts && a.allowed.starts[r] < a.allowed.starts[r + 1]) {
     std::fill(row.x, row.x + a.vocab, -kInfinity);
-    entries(a.allowed, [&](int32_t i) { row.x[a.allowed.ids[i]] = raw[a.allowed.ids[i]]; });
+    entries(a.allowed, [&](int32_t i) {
+      const int32_t id = a.allowed.ids[i];
+      if (!bits || bits[id / 32] >> id % 32 & 1) row.x[id] = raw[id];
+    });
+  } else if (bits) {
+    apply_bits(bits, raw, row.x, a.vocab);
   } else {
     std::memcpy(row.x, raw, static_cast<size_t>(a.vocab) * sizeof(float));
   }
@@ -129,7 +153,7 @@ int32_t sample_row(Row& row, const SamplingArgs& a, int64_t r) {
   bool nan;
   float best = row.table.row_max(x, a.vocab, &nan);
   if (nan) return -1;
-  if (a.allowed.starts || a.banned.starts || a.bias.starts || a.penalties.starts) {
+  if (mask_of(a, r) || a.allowed.starts || a.banned.starts || a.bias.starts || a.penalties.starts) {
     edit(row, a, r);
     x = row.x;
     best = row.table.row_max(x, a.vocab, &nan);

@@ -15,12 +15,20 @@ struct SparseRows {
   const int32_t* counts = nullptr; // penalties: occurrences among the outputs
 };
 
+// Bit masks: row r may draw the tokens whose bits are set in bits[rows[r]]; rows[r] < 0: it is free. bits == nullptr: all are.
+struct MaskRows {
+  const int32_t* rows = nullptr;
+  const uint32_t* bits = nullptr;
+  int64_t words = 0;  // a mask's
+};
+
 struct SamplingArgs {
   const float* logits;
   int64_t rows, vocab, stride;
   const float *temperature, *top_p, *min_p;
   const int32_t *top_k, *choice_index, *output_position;
   const uint64_t* seed;
+  MaskRows mask;
   SparseRows allowed, banned, bias, penalties;
   const float *repetition, *presence, *frequency;  // with penalties
   int32_t* tokens;                                 // result
