@@ -20,8 +20,16 @@ from engine.errors import EngineDead, EngineDraining, EngineUnavailable
 from engine.flight_recorder import Record
 from engine.inflight import Entry, InFlight
 from engine.supervisor import Counters, EngineState, Supervisor, SupervisorOptions
-from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
-from engine.wire import Abort, ResetPrefixCache, StepBegun
+from engine.types import (
+    CacheBranch,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    LoadProgress,
+    RequestUpdate,
+    StepStats,
+)
+from engine.wire import Abort, LookAtCache, ResetPrefixCache, StepBegun
 
 logger = logging.getLogger(__name__)
 
@@ -212,6 +220,11 @@ class EngineClient:
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes that no running request uses."""
         self._supervisor.send(ResetPrefixCache())
+
+    def look_at_cache(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        """Ask for the largest branches of the prefix cache's tree; what came of the request before this one."""
+        self._supervisor.send(LookAtCache(max_branches))
+        return self._supervisor.cache_branches
 
     def start_profile(self, max_steps: int) -> None:
         """Note what the next so many steps of the engine do. Raises EngineUnavailable, ProfileRefused."""

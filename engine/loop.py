@@ -24,8 +24,10 @@ from engine.profile import Profile
 from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate
 from engine.wire import (
     Abort,
+    CacheBranches,
     Command,
     Configure,
+    LookAtCache,
     News,
     Ping,
     Pong,
@@ -149,6 +151,8 @@ class EngineLoop:
                 case ResetPrefixCache():
                     self._scheduler.reset_prefix_cache()
                     changed = True
+                case LookAtCache(max_branches):
+                    self._link.send(CacheBranches(self._scheduler.cache_branches(max_branches)))
                 case StartProfile(max_steps):
                     self._profile = Profile(max_steps)
                 case StopProfile():

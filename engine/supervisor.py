@@ -29,10 +29,19 @@ from engine.flight_recorder import FlightRecorder, Record, write_dump
 from engine.inflight import Choice, Entry, InFlight
 from engine.logs import REQUEST, LogFormat
 from engine.recovery import Recovery, RecoveryOptions
-from engine.types import EngineInfo, FinishReason, GenerationRequest, LoadProgress, RequestUpdate, StepStats
+from engine.types import (
+    CacheBranch,
+    EngineInfo,
+    FinishReason,
+    GenerationRequest,
+    LoadProgress,
+    RequestUpdate,
+    StepStats,
+)
 from engine.watchdog import Limits, Watchdog
 from engine.wire import (
     Abort,
+    CacheBranches,
     Command,
     Event,
     Fatal,
@@ -107,6 +116,7 @@ class Supervisor:
         self.info: EngineInfo | None = None
         self.progress: LoadProgress | None = None
         self.stats: StepStats | None = None  # the latest state of the running engine
+        self.cache_branches: tuple[CacheBranch, ...] = ()  # when the engine was last asked
         self.reason = ""  # why the state is not READY
         self.failure: EngineError | None = None  # why the first start failed
         self.retry_at = 0.0  # loop time of the next attempt while BROKEN
@@ -374,6 +384,8 @@ class Supervisor:
                     self.send(UseVocabulary(self._vocabulary))
             case Fatal():
                 self._fatal = event
+            case CacheBranches(branches):
+                self.cache_branches = branches
             case Profiled(trace):
                 self._profile_ended(trace)
             case Pong():
@@ -391,6 +403,7 @@ class Supervisor:
             return
         self._lost = True
         self.stats = None
+        self.cache_branches = ()
         if self.state is EngineState.READY:
             self.state = EngineState.RESTARTING
             self.reason = "the engine is being restarted"

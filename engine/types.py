@@ -123,6 +123,17 @@ class KVGroupStats:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheBranch:
+    """An edge of the prefix cache's tree; what it holds in tokens, never which."""
+
+    parent: int  # its place in the list; −1: it begins at a root
+    start_tokens: int  # before it, from the root on
+    num_tokens: int
+    subtree_tokens: int  # on it and below it
+    num_sequences: int  # live ones that stand on it or below it
+
+
+@dataclass(frozen=True, slots=True)
 class StepStats:
     """The engine's state after a step. Names ending in _total count since the engine started."""
 

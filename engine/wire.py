@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
 from engine.errors import EngineError
-from engine.types import EngineInfo, GenerationRequest, LoadProgress, RequestUpdate, StepStats
+from engine.types import CacheBranch, EngineInfo, GenerationRequest, LoadProgress, RequestUpdate, StepStats
 
 MAX_FRAME_BYTES = 1 << 30
 DUMP_SIGNAL = signal.SIGUSR1  # makes the engine write the stacks of its threads to stderr, even while it hangs
@@ -63,6 +63,12 @@ class ResetPrefixCache(msgspec.Struct, frozen=True, array_like=True, tag="reset_
     """Forget all cached prefixes that nobody references."""
 
 
+class LookAtCache(msgspec.Struct, frozen=True, array_like=True, tag="look_at_cache"):
+    """Answer with CacheBranches between two steps."""
+
+    max_branches: int
+
+
 class StartProfile(msgspec.Struct, frozen=True, array_like=True, tag="start_profile"):
     """Note what the next so many steps do; what has been noted so far is forgotten."""
 
@@ -83,7 +89,18 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """Exit 0 after the step that runs."""
 
 
-Command = Configure | Submit | Abort | Ping | ResetPrefixCache | StartProfile | StopProfile | UseVocabulary | Shutdown
+Command = (
+    Configure
+    | Submit
+    | Abort
+    | Ping
+    | ResetPrefixCache
+    | LookAtCache
+    | StartProfile
+    | StopProfile
+    | UseVocabulary
+    | Shutdown
+)
 
 
 # --- engine → server -------------------------------------------------------------------------------------------------
@@ -132,6 +149,12 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
     number: int
 
 
+class CacheBranches(msgspec.Struct, frozen=True, array_like=True, tag="cache_branches"):
+    """The largest branches of the prefix cache's tree, parents before children."""
+
+    branches: tuple[CacheBranch, ...]
+
+
 class Profiled(msgspec.Struct, frozen=True, array_like=True, tag="profiled"):
     """What has been noted since StartProfile: Chrome's Trace Event JSON."""
 
@@ -145,7 +168,7 @@ class Fatal(msgspec.Struct, frozen=True, array_like=True, tag="fatal"):
     message: str
 
 
-Event = Loading | Ready | StepBegun | StepDone | News | Pong | Profiled | Fatal
+Event = Loading | Ready | StepBegun | StepDone | News | Pong | CacheBranches | Profiled | Fatal
 
 
 # --- bytes -----------------------------------------------------------------------------------------------------------

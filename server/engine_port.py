@@ -8,7 +8,7 @@ from typing import Protocol
 from engine.client import EngineStatus, StepListener
 from engine.flight_recorder import Record
 from engine.supervisor import Counters
-from engine.types import EngineInfo, GenerationRequest, RequestUpdate, StepStats
+from engine.types import CacheBranch, EngineInfo, GenerationRequest, RequestUpdate, StepStats
 
 
 class UpdateStream(Protocol):
@@ -54,6 +54,8 @@ class EnginePort(Protocol):
     def abort(self, request_id: int, choice_index: int | None = None) -> None: ...
 
     def reset_prefix_cache(self) -> None: ...
+
+    def look_at_cache(self, max_branches: int) -> tuple[CacheBranch, ...]: ...
 
     def start_profile(self, max_steps: int) -> None: ...
 

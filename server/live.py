@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -10,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from engine.types import StepStats
+from engine.types import CacheBranch, StepStats
 from engine.wire import StepBegun
 from server.sse import frame
 from server.state import Server
@@ -18,6 +19,8 @@ from server.state import Server
 _INTERVAL_SECONDS = 0.1
 _MAX_STEPS = 100  # of one event; of a faster engine the latest are shown
 _MAX_SEQUENCES = 64  # of one step
+_MAX_BRANCHES = 48  # of the prefix cache's tree
+_BRANCHES_EVERY = 10  # events: looking at the tree takes the engine's time
 
 
 class StepFeed:
@@ -69,14 +72,26 @@ def _hit_ratio(stats: StepStats | None) -> float | None:
     return stats.prefix_hit_tokens_total / stats.prefix_query_tokens_total
 
 
+def _branch(branch: CacheBranch) -> tuple[int, int, int, int, int]:
+    """As live.js takes it."""
+    return branch.parent, branch.start_tokens, branch.num_tokens, branch.subtree_tokens, branch.num_sequences
+
+
 async def live_events(server: Server) -> AsyncGenerator[bytes]:
     """Events for as long as somebody reads and the server takes requests. Raises NotReady before the model is there."""
     engine = server.serving().engine
     feed = StepFeed()
     engine.add_step_listener(feed.note)
     try:
-        while not server.draining:
-            yield frame(orjson.dumps(feed.take(engine.stats())))
+        for number in itertools.count():
+            if server.draining:
+                break
+            news = feed.take(engine.stats())
+            if number % _BRANCHES_EVERY == 1:  # the first answer has come by now
+                news["tree"] = [_branch(branch) for branch in engine.look_at_cache(_MAX_BRANCHES)]
+            elif number == 0:
+                engine.look_at_cache(_MAX_BRANCHES)
+            yield frame(orjson.dumps(news))
             await asyncio.sleep(_INTERVAL_SECONDS)
     finally:
         engine.remove_step_listener(feed.note)

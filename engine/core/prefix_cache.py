@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from engine.core.block_tables import BlockTables
 from engine.core.tree_node import Node
 from engine.errors import EngineError
+from engine.types import CacheBranch
 
 
 class PrefixMatch(NamedTuple):
@@ -45,6 +46,9 @@ class PrefixCache(Protocol):
     def detach(self, tables: BlockTables) -> None:
         """Forget tables, whose blocks have been released."""
 
+    def largest_branches(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        """For people to look at; see engine.core.branches."""
+
     def next_evicted(self, group: int) -> Node:
         """Where evict() would take it from. Raises as evict() does."""
 
@@ -78,6 +82,9 @@ class NoPrefixCache:
 
     def detach(self, tables: BlockTables) -> None:
         """Nothing to do."""
+
+    def largest_branches(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        return ()
 
     def next_evicted(self, group: int) -> Node:
         raise EngineError("there is no cache to evict from")

@@ -22,9 +22,11 @@ from collections.abc import Iterator, Sequence
 
 from engine.core.block_pool import NULL_BLOCK, BlockPool
 from engine.core.block_tables import BlockTables, first_visible_block
+from engine.core.branches import largest_branches
 from engine.core.prefix_cache import PrefixMatch
 from engine.core.tree_node import Node
 from engine.errors import EngineError
+from engine.types import CacheBranch
 
 
 class RadixCache:
@@ -94,6 +96,9 @@ class RadixCache:
             children = list(stack.pop().children.values())
             yield from children
             stack += children
+
+    def largest_branches(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        return largest_branches(self._roots.values(), self._block_size, max_branches)
 
     def owner(self, group: int, block_id: int) -> Node | None:
         """The node that holds this block (for checks)."""

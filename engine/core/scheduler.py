@@ -36,7 +36,7 @@ from engine.core.request import Sequence, Status
 from engine.core.roster import Roster
 from engine.core.step_cost import StepCost
 from engine.errors import ConfigError, EngineError, RequestRejected
-from engine.types import FinishReason, GenerationRequest, RequestUpdate, StepStats
+from engine.types import CacheBranch, FinishReason, GenerationRequest, RequestUpdate, StepStats
 
 DEFAULT_MAX_PREFIX_WAIT_STEPS = 64
 
@@ -331,6 +331,10 @@ class Scheduler:
                     shared_tails[group, ids[-1]] = None
                 num_wasted += num_unused
         return num_wasted
+
+    def cache_branches(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        """The largest branches of the prefix cache's tree, parents before children. Takes time in proportion to it."""
+        return self.kv.cache.largest_branches(max_branches)
 
     def reset_prefix_cache(self) -> None:
         """Forget all cached blocks that nobody refers to."""

@@ -27,6 +27,7 @@ from kernels.interface import (
 )
 from kernels.native import _native
 from kernels.native.weights import WeightForm, pack
+from kernels.timing import OperationTime, watched
 
 _DTYPES: dict[DType, np.dtype[Any]] = {
     DType.FLOAT32: np.dtype(np.float32),
@@ -53,6 +54,14 @@ class KVCache:
     layout: _native.KvLayout
 
 
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A plan, and which operation of the KernelSet each of its own belongs to."""
+
+    plan: _native.Plan
+    names: tuple[str, ...]
+
+
 class NativeKernels(KernelSet):
     """Float32 activations; weights in float32, bfloat16, 8 or 4 bits; a KV cache in float32, bfloat16 or 8 bits.
 
@@ -74,7 +83,7 @@ class NativeKernels(KernelSet):
         self._attention_work = _native.AttentionWork()
         self._form = WeightForm.OWN_BITS if dtype is DType.BFLOAT16 else WeightForm.FLOAT32
         self._weight_bytes = 0
-        self._plans: OrderedDict[Hashable, _native.Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self.kv_dtype = dtype
         self.isa: str = self._session.isa
         self.num_threads: int = self._session.threads
@@ -295,15 +304,36 @@ class NativeKernels(KernelSet):
 
     def run(self, shape_class: Hashable, forward: Callable[[], None]) -> None:
         """The first call for a shape class records what `forward` does; later ones replay it in one native call."""
-        plan = self._plans.get(shape_class)
-        if plan is not None:
+        recorded = self._plans.get(shape_class)
+        if recorded is None:
+            self._record(shape_class, forward)
+        else:
             self._plans.move_to_end(shape_class)
-            self._session.replay(plan)
-            return
+            self._session.replay(recorded.plan)
+
+    def run_timed(self, shape_class: Hashable, forward: Callable[[], None]) -> list[OperationTime]:
+        recorded = self._plans.get(shape_class)
+        if recorded is None:
+            self._record(shape_class, forward)
+            return []
+        self._plans.move_to_end(shape_class)
+        ends = self._session.replay_timed(recorded.plan)
+        return [
+            OperationTime(name, begin, end)
+            for name, begin, end in zip(recorded.names, [0.0, *ends[:-1]], ends, strict=True)
+        ]
+
+    def _record(self, shape_class: Hashable, forward: Callable[[], None]) -> None:
+        names: list[str] = []
+
+        def ended(name: str) -> None:
+            names.extend([name] * (self._session.recorded - len(names)))
+
         self._session.start_recording()
         try:
-            forward()
-            self._plans[shape_class] = self._session.finish_recording()
+            with watched(self, lambda name: None, ended):
+                forward()
+            self._plans[shape_class] = _Recorded(self._session.finish_recording(), tuple(names))
         finally:
             self._session.abandon_recording()
         if len(self._plans) > _MAX_PLANS:

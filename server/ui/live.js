@@ -6,7 +6,7 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 // Keeps a connection until stop() is called.
 export function watch(headers, events) {
   const abort = new AbortController();
-  const view = { steps: [], lanes: new Map(), free: [], maxLanes: 0, levels: [] };
+  const view = { steps: [], lanes: new Map(), free: [], maxLanes: 0, levels: [], tree: [] };
   (async () => {
     while (!abort.signal.aborted) {
       try {
@@ -44,6 +44,7 @@ function take(view, news) {
       + `${latest.seqs.length - latest.decodes} prompt chunks`);
     $("timeline").dataset.step = latest.id;
   }
+  view.tree = news.tree ?? view.tree;
   requestAnimationFrame(() => draw(view, news));
 }
 
@@ -79,6 +80,7 @@ function canvas(id) {
 function draw(view, news) {
   drawTimeline(view);
   drawBlocks(news.kv);
+  drawTree(view.tree);
   drawQueue(view.levels);
 }
 
@@ -118,6 +120,27 @@ function drawBlocks(groups) {
         context.fillRect((index % columns) * size, row * band + Math.floor(index / columns) * size, size - 1, size - 1);
       }
     }
+  });
+}
+
+// An icicle: each branch as wide as its own tokens and as high as its share of all that begins with it.
+function drawTree(branches) {
+  const [context, width, height] = canvas("tree");
+  const roots = branches.filter(([parent]) => parent < 0);
+  const total = roots.reduce((sum, [, , , subtree]) => sum + subtree, 0);
+  const longest = Math.max(1, ...branches.map(([, start, own]) => start + own));
+  $("tree").setAttribute("aria-label", `Prefix cache: ${roots.length} branches at the root, ${total} tokens shown`);
+  $("tree").dataset.branches = branches.length;
+  const used = new Map([[-1, 0]]), tops = [], unit = height / Math.max(1, total);
+  branches.forEach(([parent, start, own, subtree, sequences], index) => {
+    const offset = used.get(parent) ?? 0;
+    used.set(parent, offset + subtree);
+    tops[index] = (parent < 0 ? 0 : tops[parent]) + offset * unit;
+    context.fillStyle = css(sequences ? "shared" : "cached");
+    const x = (start / longest) * width, high = Math.max(1, subtree * unit - 1);
+    context.fillRect(x, tops[index], Math.max(1, (own / longest) * width - 1), high);
+    context.fillStyle = css("paper");
+    if (high > 11 && own / longest * width > 40) context.fillText(`${own}`, x + 4, tops[index] + Math.min(high - 2, 11));
   });
 }
 

@@ -15,6 +15,7 @@ from engine.core.prefix_cache import NoPrefixCache
 from engine.core.radix_cache import RadixCache
 from engine.core.tree_node import Node
 from engine.errors import EngineError
+from engine.types import CacheBranch
 
 
 class Tree:
@@ -364,3 +365,21 @@ def test_a_root_has_no_tokens_of_its_own() -> None:
     root = tree.cache.roots()[0]
     assert isinstance(root, Node)
     assert (root.tokens, root.end, root.parent) == ([], 0, None)
+
+
+def test_the_largest_branches_come_first_and_after_their_parents() -> None:
+    tree = Tree()
+    tree.run([1, 1, 2, 2, 3, 3])
+    tree.run([1, 1, 2, 2, 4, 4, 5, 5])
+    tree.run([9, 9], namespace=7)
+    running = [1, 1, 2, 2, 4, 4, 5, 5, 6, 6]
+    tree.commit(tree.start(running), running)
+    branches = tree.cache.largest_branches(10)
+    assert branches == (
+        CacheBranch(-1, start_tokens=0, num_tokens=4, subtree_tokens=12, num_sequences=1),
+        CacheBranch(0, start_tokens=4, num_tokens=6, subtree_tokens=6, num_sequences=1),
+        CacheBranch(-1, start_tokens=0, num_tokens=2, subtree_tokens=2, num_sequences=0),
+        CacheBranch(0, start_tokens=4, num_tokens=2, subtree_tokens=2, num_sequences=0),
+    )
+    assert tree.cache.largest_branches(1) == branches[:1]
+    assert NoPrefixCache(1).largest_branches(5) == ()

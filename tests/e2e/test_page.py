@@ -30,7 +30,7 @@ def page(server: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     if program is None:
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
     with chromium(program, tmp_path_factory.mktemp("profile")) as found:
-        found.size(1280, 900)
+        found.size(1280, 1080)
         found.open(f"{server.url}/")
         found.until("document.getElementById('about').textContent.includes('API key')")
         found.problems.clear()  # the 401s are told to the console; from here on it has to be quiet
@@ -62,7 +62,12 @@ def test_a_chat_streams_and_tells_its_speed(page: Page) -> None:
     assert page.js("document.querySelectorAll('#messages li.error').length") == 0
 
 
-def test_the_timeline_moves_with_the_batch(page: Page) -> None:
+def test_the_timeline_moves_with_the_batch(page: Page, server: LiveServer) -> None:
+    with server.http() as http:  # prompts that begin alike, for the tree to have branches
+        for number in range(12):
+            prompt = "You answer letters. " * 12 + f"The {number % 3}. kind. " * 8 + f"Letter {number}. " * (4 + number)
+            body, headers = {"prompt": prompt, "max_tokens": 1}, {"authorization": "Bearer SECRET"}
+            assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
     page.js("document.getElementById('max-tokens').value = 100; document.getElementById('answers').value = 16")
     before = int(page.js("document.getElementById('timeline').dataset.step"))
     page.type("Count to a hundred.")
@@ -74,6 +79,8 @@ def test_the_timeline_moves_with_the_batch(page: Page) -> None:
     assert "12 decodes, 0 prompt chunks" in label
     assert page.js(_COLOURS.format(canvas="timeline")) >= 3  # decodes, prompt chunks, nothing
     assert page.js(_COLOURS.format(canvas="blocks")) >= 3
+    page.until("Number(document.getElementById('tree').dataset.branches) >= 4")
+    page.until(_COLOURS.format(canvas="tree") + " >= 3")  # in use, cached, between them
     keep(page, "page-light")
     page.scheme("dark")
     page.until(f"Number(document.getElementById('timeline').dataset.step) > {before + 60}")

@@ -13,8 +13,20 @@ from engine.config import Fault
 from engine.core.plan import SeqId
 from engine.link import LinkClosed
 from engine.loop import EngineLoop
-from engine.types import ErrorKind, FinishReason, GenerationRequest, RequestUpdate, SamplingParams
-from engine.wire import Abort, Command, News, Ping, Pong, Shutdown, StepBegun, StepDone, Submit
+from engine.types import CacheBranch, ErrorKind, FinishReason, GenerationRequest, RequestUpdate, SamplingParams
+from engine.wire import (
+    Abort,
+    CacheBranches,
+    Command,
+    LookAtCache,
+    News,
+    Ping,
+    Pong,
+    Shutdown,
+    StepBegun,
+    StepDone,
+    Submit,
+)
 
 MakeBench = Callable[..., Any]
 
@@ -184,3 +196,10 @@ def test_run_ends_when_the_server_has_gone(bench: MakeBench) -> None:
     with pytest.raises(LinkClosed):
         engine.loop.run()
     assert [type(event) for event in engine.link.take()].count(StepDone) == 3
+
+
+def test_the_cache_can_be_looked_at(bench: MakeBench) -> None:
+    engine = bench(**ECHO)
+    engine.step(Submit(replace(REQUEST, prompt_token_ids=tuple(range(40)))))
+    [told, *_] = engine.step(LookAtCache(5))
+    assert told == CacheBranches((CacheBranch(-1, 0, 32, 32, 1),))

@@ -59,6 +59,15 @@ async def test_with_keys_the_page_is_open_but_neither_names_nor_the_live_view_ar
         assert (await toy.http.get("/ui/live")).status_code == 401
 
 
+async def test_the_live_view_tells_the_largest_branches_of_the_prefix_cache() -> None:
+    async with toy_server() as toy:
+        events = live_events(toy.server)
+        first, second, third = [_event(await anext(events)) for _ in range(3)]
+        await events.aclose()
+    assert second["tree"] == [[-1, 0, 16, 48, 1], [0, 16, 32, 32, 1]]
+    assert "tree" not in first | third
+
+
 async def test_the_live_view_tells_who_is_in_each_step() -> None:
     options = FakeOptions(vocab_size=259, rule="script", script=tuple(b"abc"), step_seconds=0.005)
     async with fake_served(options) as served:

@@ -21,6 +21,7 @@ from engine.client import EngineStatus, StepListener
 from engine.errors import EngineDead
 from engine.supervisor import Counters, EngineState
 from engine.types import (
+    CacheBranch,
     EngineInfo,
     ErrorKind,
     FinishReason,
@@ -163,6 +164,9 @@ class ToyEngine:
 
     def reset_prefix_cache(self) -> None:
         self.num_cached_tokens = 0
+
+    def look_at_cache(self, max_branches: int) -> tuple[CacheBranch, ...]:
+        return (CacheBranch(-1, 0, 16, 48, 1), CacheBranch(0, 16, 32, 32, 1))[:max_branches]
 
     def start_profile(self, max_steps: int) -> None:
         self.profiled_steps = max_steps
