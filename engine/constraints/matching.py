@@ -1,8 +1,7 @@
 """Constrained sequences, token by token: what each has matched, and which tokens may come next.
 
 Where a grammar leaves no choice in the text, the tokens are those that the tokenizer cuts that text into, whether each
-is drawn (its mask then has one bit) or all are taken at once (fast-forward): the outputs are the same. Other ways to
-cut the text are kept open only where a request masks tokens of its own, which might hit the one that is forced.
+is drawn (its mask then has one bit) or all are taken at once (fast-forward): the outputs are the same.
 
 An output is finished as soon as its grammar can take nothing more: no end token is drawn for that. Where a grammar
 accepts the output and could go on, the request's own stop tokens are what ends it, and no other end token is.
@@ -48,7 +47,6 @@ class Matching:
         "_eos_token_ids",
         "_fast_forward",
         "_forced",
-        "_is_canonical",
         "_matcher",
         "_num_outputs",
         "_record",
@@ -69,9 +67,9 @@ class Matching:
         self._eos_token_ids: Sequence[int] = ()
         self._num_outputs = 0
         self._forced: deque[int] = deque()  # the tokens that come next, as far as they are known
-        self._is_canonical = sampling.allowed_token_ids is None and not sampling.bad_words
-        # a token that nobody computed has no logprob
-        self._fast_forward = fast_forward and sampling.logprobs is None
+        # what is not drawn has no logprob, and passes no other mask
+        is_drawn = sampling.logprobs is not None or sampling.allowed_token_ids is not None or bool(sampling.bad_words)
+        self._fast_forward = fast_forward and not is_drawn
 
     @property
     def needs_mask(self) -> bool:
@@ -110,8 +108,11 @@ class Matching:
         return Taken(tuple(token_ids), self.ended)
 
     def _may_go_on(self) -> bool:
-        has_room = self._num_outputs < self._record.sampling.max_tokens
-        return bool(self._forced) and has_room and self.error is None
+        if not self._forced or self.error is not None:
+            return False
+        sampling = self._record.sampling
+        is_early = self._num_outputs < sampling.min_tokens and self._forced[0] in self._record.stop_token_ids
+        return self._num_outputs < sampling.max_tokens and not is_early
 
     def _advance(self, token_id: int) -> None:
         self._num_outputs += 1
@@ -134,8 +135,7 @@ class Matching:
             self._look_ahead()
 
     def _look_ahead(self) -> None:
-        if self._is_canonical:
-            self._forced.extend(self.matcher.compute_ff_tokens())
+        self._forced.extend(self.matcher.compute_ff_tokens())
 
     def complete_mask(self, bits: TokenBits) -> None:
         """Make of what the matcher says, if it was asked, what the draw needs; of a failed one all bits are set."""
