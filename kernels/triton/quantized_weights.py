@@ -85,12 +85,12 @@ def pack(parts: Sequence[HostWeight], device: torch.device) -> QuantizedWeight:
             if minima is not None and part_minima is not None:
                 minima[: part_minima.shape[1], here] = part_minima.T
         start += part.rows
-    on_device = [None if host is None else from_host(host).to(device) for host in (codes, scales, minima)]
-    packed, packed_scales, packed_minima = on_device
-    if packed is None or packed_scales is None:
-        raise AssertionError("codes and scales are never None")
     return QuantizedWeight(
-        kind, packed if kind.bits == 4 else packed.view(torch.int8), packed_scales, packed_minima, columns
+        kind,
+        from_host(codes if kind.bits == 4 else codes.view(np.int8)).to(device),
+        from_host(scales).to(device),
+        None if minima is None else from_host(minima).to(device),
+        columns,
     )
 
 
@@ -101,7 +101,7 @@ def _joined(codes: Codes, num_groups: int, kind: QuantizedFormat) -> Codes:
         return by_group
     if len(by_group) < num_groups:  # the scale of the missing one is 0
         by_group = np.concatenate((by_group, np.zeros_like(by_group[:1])))
-    return by_group[0::2] | by_group[1::2] << 4
+    return np.asarray(by_group[0::2] | by_group[1::2] << 4, np.uint8)
 
 
 def _unpack(
@@ -120,7 +120,7 @@ def _unpack(
     if format in INT4_GROUPS:
         both = blocks[..., 2:]
         codes = np.stack((both & 15, both >> 4), axis=-1).reshape(*both.shape[:2], kind.group)
-        return codes ^ 8, scales, None  # two's complement to 0 … 15
+        return np.asarray(codes ^ 8, np.uint8), scales, None  # two's complement to 0 … 15
     both = blocks[..., 4 if kind.has_minimum else 2 :]
     codes = np.concatenate((both & 15, both >> 4), axis=-1)
     return codes, scales, _half(blocks[..., 2:4]) if kind.has_minimum else None

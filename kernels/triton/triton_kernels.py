@@ -10,11 +10,20 @@ import numpy.typing as npt
 import torch
 import triton
 
-from kernels.interface import Activation, Array, AttentionSpec, DType, HostWeight, RopeSpec
+from kernels.interface import (
+    Activation,
+    Array,
+    AttentionSpec,
+    DType,
+    HostWeight,
+    LogprobsResult,
+    RopeSpec,
+    SamplingBatch,
+)
 from kernels.reference.arrays import TORCH_DTYPES
 from kernels.reference.kv_cache import KVCache
 from kernels.reference.torch_kernels import TorchKernels
-from kernels.triton import attention, elementwise, linear, norms, rope_store, rows
+from kernels.triton import attention, elementwise, linear, logprobs, norms, rope_store, rows, sampling
 from kernels.triton.grouped_linear import grouped_linear
 from kernels.triton.rows import gather_rows
 
@@ -125,3 +134,11 @@ class TritonKernels(TorchKernels):
         attention.paged_attention(
             q, kv_cache, layer, block_tables, query_start_loc, seq_lens, spec, out, by_segments=self.batch_invariant
         )
+
+    # -- from logits to tokens ------------------------------------------------------------------------------
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> npt.NDArray[np.int32]:
+        return sampling.sample(logits, batch)
+
+    def logprobs(self, logits: torch.Tensor, token_ids: npt.NDArray[np.int32], top: int) -> LogprobsResult:
+        return logprobs.logprobs(logits, token_ids, top)
