@@ -73,7 +73,7 @@ def _keywords(builder: GrammarBuilder, name: str, function: Function) -> str:
     """Keyword arguments in the order of the properties; a rule with a comma before each argument, and one without
     for as long as none has come."""
     schema = function.parameters
-    shared = {key: schema[key] for key in _DEFINITIONS if key in schema}
+    shared: JsonObject = {key: schema[key] for key in _DEFINITIONS if key in schema}
     required = set(schema.get("required", ()))
     started = unstarted = ""
     for index, (key, sub) in reversed(list(enumerate(schema.get("properties", {}).items()))):

@@ -70,6 +70,11 @@ _BOUNDED_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLES: Final = ("additionalProperties", "additionalItems")
+# Keywords that constrain a value by what it holds.
+_CONSTRAINING: Final = (
+    *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
+    *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
+)
 
 
 class SchemaError(ValueError):
@@ -83,7 +88,7 @@ def prepare(schema: object) -> JsonObject:
         raise SchemaError("#: the schema allows no value at all")
     root: JsonObject = {} if prepared is True else prepared
     _check_finite(root)
-    return root
+    return root if _intersects(root) else _closed(root)
 
 
 def _copy(schema: object, at: str, depth: int) -> Any:
@@ -162,6 +167,43 @@ def _is_number(value: object) -> bool:
 
 def _short(text: str) -> str:
     return text if len(text) <= 2 * _MAX_NAME else f"{text[:_MAX_NAME]}…{text[-_MAX_NAME:]}"
+
+
+# Objects without more
+
+
+def _intersects(schema: object) -> bool:
+    """Whether anywhere two schemas hold for one value: then none of their objects may be closed."""
+    if not isinstance(schema, dict):
+        return False
+    applied = [key for key in ("$ref", "allOf", "anyOf", "oneOf") if key in schema]
+    others = [key for key in _CONSTRAINING if key in schema]
+    if applied and (len(applied) > 1 or others or len(schema.get("allOf", ())) > 1):
+        return True
+    return any(_intersects(sub) for sub in _children(schema))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema in which an object that lists its properties, and says nothing of others, has no others: a small model
+    would go on inventing some."""
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for key in _MAPS:
+        if key in schema:
+            result[key] = {name: _closed(sub) for name, sub in schema[key].items()}
+    for key in (*_LISTS, "items"):
+        if isinstance(schema.get(key), list):
+            result[key] = [_closed(sub) for sub in schema[key]]
+    for key in (*_SINGLES, "items"):
+        if isinstance(schema.get(key), dict):
+            result[key] = _closed(schema[key])
+    names = schema.get("properties")
+    if names and not {"additionalProperties", "patternProperties"} & schema.keys():
+        required = schema.get("required")
+        if not isinstance(required, list) or all(name in names for name in required):
+            result["additionalProperties"] = False
+    return result
 
 
 # Values without end

@@ -22,6 +22,8 @@ DROPPED = (
     *("continue_final_message", "documents", "function_call", "functions", "include", "modalities", "model"),
     *("moderation", "previous_response_id", "prompt_cache_retention", "response_format", "service_tier", "store"),
     *("stream_options", "suffix", "text", "thinking", "timeout", "tool_choice", "tools", "truncation", "verbosity"),
+    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("json_schema", "regex", "ebnf", "grammar"),
     *("web_search_options", "add_generation_prompt", "best_of", "truncate_prompt_tokens", "reasoning"),
 )
 PROMPTS = ("prompt", "input", "system", "instructions")

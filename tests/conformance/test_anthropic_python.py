@@ -94,7 +94,7 @@ async def test_the_asynchronous_client(live_server: LiveServer) -> None:
     ("fields", "words"),
     [
         ({"max_tokens": 0}, "max_tokens"),
-        ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context"),
@@ -111,3 +111,24 @@ def test_an_unknown_model_is_not_found(client: Any) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**(ASKED | {"model": "claude-9"}))
     assert missing.value.body["error"]["type"] == "not_found_error"
+
+
+def test_a_tool_is_used_and_its_result_goes_back(client: Any) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris", "London"]}}, "required": ["city"]}
+    choice = {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}
+    asked = ASKED | {
+        "max_tokens": 100,
+        "tools": [{"name": "get_weather", "input_schema": schema}],
+        "tool_choice": choice,
+    }
+    message = checked(client.messages.create(**asked))
+    assert message.stop_reason == "tool_use"
+    [block] = message.content
+    assert block.input["city"] in ("Paris", "London")
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    assert [part.input for part in streamed.content] == [block.input]
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "Rain"}
+    turns = [{"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    answer = checked(client.messages.create(**(ASKED | {"messages": [*ASKED["messages"], *turns]})))
+    assert answer.content[0].type == "text"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import openai
 import pytest
 
 from tests.conformance.conftest import MODEL
@@ -89,9 +88,3 @@ def test_embeddings(live_server: LiveServer) -> None:
     [first, second] = embeddings.embed_documents(["A page.", "A leaf."])
     assert first == pytest.approx(embeddings.embed_query("A page."), abs=1e-6)
     assert len(first) == len(second)
-
-
-def test_tools_are_refused_by_name(chat: Any) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        chat.bind_tools([{"name": "f", "description": "a function", "parameters": {"type": "object"}}]).invoke("a")
-    assert refused.value.param == "tools"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.structured.schema import SchemaError, prepare
-from tests.server.structured.matching import accepts, builder
+from tests.server.structured.matching import accepts, begins, builder
 
 
 def enforced(schema: Any) -> str:
@@ -68,7 +68,7 @@ def test_a_schema_without_a_finite_value_is_refused(schema: Any) -> None:
     ],
 )
 def test_recursion_that_can_end_is_taken(schema: Any) -> None:
-    assert prepare(schema) == schema
+    prepare(schema)
 
 
 def test_keywords_that_say_nothing_are_left_out() -> None:
@@ -94,7 +94,22 @@ def test_integer_formats_are_bounds() -> None:
 
 def test_values_of_enums_and_names_of_properties_are_no_keywords() -> None:
     schema = {"type": "object", "properties": {"not": {"enum": [{"not": 1}]}, "format": {"const": {"$ref": "x://y"}}}}
-    assert prepare(schema) == schema
+    assert prepare(schema) == schema | {"additionalProperties": False}
+
+
+def test_objects_that_list_their_properties_have_no_others_unless_the_schema_says_so() -> None:
+    inner = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    grammar = enforced({"type": "object", "properties": {"x": inner, "y": {"anyOf": [inner, {"type": "null"}]}}})
+    assert accepts(grammar, '{"x": {"a": 1}, "y": {"a": 2}}')
+    assert not begins(grammar, '{"z"')
+    assert not begins(grammar, '{"x": {"b"')
+    assert accepts(enforced(inner | {"additionalProperties": True}), '{"a": 1, "b": 2}')
+    assert accepts(enforced(inner | {"required": ["b"]}), '{"a": 1, "b": 2}')
+
+
+def test_objects_whose_schemas_are_put_together_stay_open() -> None:
+    parts = [{"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]} for name in ("a", "b")]
+    assert accepts(enforced({"allOf": parts}), '{"a": 1, "b": 2}')
 
 
 def test_depth_is_bounded() -> None:
