@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def main() -> None:
 
 
 def _draw_row(row: Row, prometheus: str, start: float, end: float, path: Path) -> None:
-    panels = [panel for panel in row.panels if not panel.needs]
+    shown = (not panel.needs or bool(_fetch(prometheus, panel.queries[0], start, end)) for panel in row.panels)
+    panels = list(compress(row.panels, shown))
     stats = [panel for panel in panels if panel.kind == "stat"]
     others = [panel for panel in panels if panel.kind != "stat"]
     lines = math.ceil(len(others) / _COLUMNS)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 Attributes = dict[str, Any]
+_EXPORT_SECONDS = 3.0  # for a batch, retries too: so long may a collector that is gone keep the server from its end
 _CONTEXT_HEADERS = frozenset({b"traceparent", b"tracestate"})
 
 
@@ -191,7 +192,7 @@ class Tracing:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
             raise SettingsProblem(f"--otlp-endpoint needs pip install 'octavo[tracing]' ({error})") from error
-        exporter = OTLPSpanExporter(settings.otlp_endpoint.rstrip("/") + "/v1/traces")
+        exporter = OTLPSpanExporter(settings.otlp_endpoint.rstrip("/") + "/v1/traces", timeout=_EXPORT_SECONDS)
         return cls(_provider(settings.trace_sample_ratio, BatchSpanProcessor(exporter)))
 
     def open(self, headers: Iterable[tuple[bytes, bytes]], arrived: float) -> RequestTrace | None:
