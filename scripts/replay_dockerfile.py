@@ -23,7 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -32,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MADE_PATHS = ("/src", "/opt/octavo", "/cache")
 _HERE_ONLY = re.compile(r"^(apt-get|useradd|chown|rm -rf /var/lib/apt)\b")
 _START_SECONDS = 300.0
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,8 @@ class Replay:
             subprocess.run(["bash", "-c", self.here(part)], cwd=self.directory, env=self.environment, check=True)
 
     def start(self, flags: Sequence[str]) -> None:
-        """Run the entry point until its health check succeeds, then stop it by SIGTERM; it must exit with 0."""
+        """Run the entry point until its health check succeeds and a completion is answered, then stop it by SIGTERM; it
+        must exit with 0."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -159,11 +163,15 @@ class Replay:
         deadline = time.monotonic() + _START_SECONDS
         process = subprocess.Popen(command, cwd=self.folder, env=environment)
         try:
-            while subprocess.run(check, env=environment, check=False, stderr=subprocess.DEVNULL).returncode:
-                if process.poll() is not None or time.monotonic() > deadline:
-                    raise OSError("it did not become healthy")
-                time.sleep(0.5)
-            print("--- healthy", flush=True)  # noqa: T201
+            for what, works in (
+                ("healthy", lambda: _succeeds(check, environment)),
+                ("answers", lambda: _answers(port)),
+            ):
+                while not works():
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise OSError(f"not {what} in time")
+                    time.sleep(0.5)
+                print(f"--- {what}", flush=True)  # noqa: T201
             process.send_signal(signal.SIGTERM)
             if code := process.wait(60):
                 raise OSError(f"it exited with {code} after SIGTERM")
@@ -171,6 +179,24 @@ class Replay:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _succeeds(command: Sequence[str], environment: Mapping[str, str]) -> bool:
+    return not subprocess.run(command, env=environment, check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def _answers(port: int) -> bool:
+    """Whether a completion is answered; it is refused while the model loads."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", b'{"prompt": "Paper is", "max_tokens": 8}', _JSON
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.loads(response.read())
+    except urllib.error.HTTPError:
+        return False
+    print("    " + answer["choices"][0]["text"])  # noqa: T201
+    return True
 
 
 def main() -> None:
