@@ -25,9 +25,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,10 +164,11 @@ class Replay:
         deadline = time.monotonic() + _START_SECONDS
         process = subprocess.Popen(command, cwd=self.folder, env=environment)
         try:
-            for what, works in (
-                ("healthy", lambda: _succeeds(check, environment)),
-                ("answers", lambda: _answers(port)),
-            ):
+            stages: list[tuple[str, Callable[[], bool]]] = [
+                ("healthy", partial(_succeeds, check, environment)),
+                ("answers", partial(_answers, port)),
+            ]
+            for what, works in stages:
                 while not works():
                     if process.poll() is not None or time.monotonic() > deadline:
                         raise OSError(f"not {what} in time")
