@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from server.protocol.common import JsonObject
+from server.structured.string_formats import settle_format
 
 MAX_DEPTH: Final = 90  # levels of JSON; the grammar's own reader ends at 128
 MAX_REFS: Final = 1000  # distinct targets of $ref
@@ -46,27 +47,7 @@ _EMPTY: Final[Mapping[str, tuple[object, ...]]] = {
 }
 _LEFT_OUT: Final = frozenset({"x-guidance", "minContains", "maxContains", *_CONDITION, *_UNENFORCEABLE})
 
-_ENFORCED_FORMATS: Final = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-)
-# The grammar takes a leap second in every minute, the year 0, which few readers do, and names of any length.
-_FORMAT_PATTERNS: Final[Mapping[str, tuple[str, ...]]] = {
-    "date": (r"^[0-9]{0,3}[1-9][0-9]{0,3}-",),
-    "time": (r"^([^:]*:){2}[0-5]",),
-    "date-time": (r"^[0-9]{0,3}[1-9][0-9]{0,3}-", r"^([^:]*:){2}[0-5]"),
-    "email": (r"^[^@]{1,64}@[^@]{1,253}$",),
-    "hostname": (r"^.{1,253}$",),
-}
-# Formats that every value of their type has: they are there for people and for forms.
-_FREE_FORMATS: Final = frozenset(
-    {"password", "path", "file-path", "directory-path", "binary", "float", "double", "decimal", "number", "multi-line"}
-)
-_BOUNDED_FORMATS: Final[Mapping[str, tuple[int, int]]] = {
-    "int32": (-(2**31), 2**31 - 1),
-    "uint32": (0, 2**32 - 1),
-    "int64": (-(2**53), 2**53),  # as far as JSON numbers are exact
-}
-
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLES: Final = ("additionalProperties", "additionalItems")
@@ -110,9 +91,14 @@ def _copy(schema: object, at: str, depth: int) -> Any:
             result[key] = [_copy(sub, f"{where}/{index}", depth + 2) for index, sub in enumerate(_list(value, where))]
         elif key in _SINGLES or key == "items":
             result[key] = _copy(value, where, depth + 1)
+        elif key in _COUNTS and isinstance(value, float) and value.is_integer():
+            result[key] = int(value)
         else:
             result[key] = value
-    _settle_format(result, at)
+    try:
+        settle_format(result)
+    except ValueError as error:
+        raise SchemaError(f"{_short(at)}: {error}") from error
     return result
 
 
@@ -144,27 +130,6 @@ def _refuse(schema: JsonObject, at: str) -> None:
         raise SchemaError(f"{_short(at)}: 'minProperties' above 1 cannot be enforced beyond the required properties")
 
 
-def _settle_format(schema: JsonObject, at: str) -> None:
-    """Formats become what they say of the value, in place. Raises SchemaError for one that cannot be enforced."""
-    name = schema.get("format")
-    if patterns := _FORMAT_PATTERNS.get(name) if isinstance(name, str) else None:
-        schema["allOf"] = [*schema.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
-    if name is None or name in _ENFORCED_FORMATS:
-        return
-    if name in _BOUNDED_FORMATS:
-        low, high = _BOUNDED_FORMATS[name]
-        schema["minimum"] = max(low, schema["minimum"]) if _is_number(schema.get("minimum")) else low
-        schema["maximum"] = min(high, schema["maximum"]) if _is_number(schema.get("maximum")) else high
-    elif name not in _FREE_FORMATS:
-        known = ", ".join(sorted(_ENFORCED_FORMATS))
-        raise SchemaError(f"{_short(at)}: 'format' {_short(str(name))!r} cannot be enforced; these can: {known}")
-    del schema["format"]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 2 * _MAX_NAME else f"{text[:_MAX_NAME]}…{text[-_MAX_NAME:]}"
 
@@ -178,7 +143,8 @@ def _intersects(schema: object) -> bool:
         return False
     applied = [key for key in ("$ref", "allOf", "anyOf", "oneOf") if key in schema]
     others = [key for key in _CONSTRAINING if key in schema]
-    if applied and (len(applied) > 1 or others or len(schema.get("allOf", ())) > 1):
+    together = [sub for sub in schema.get("allOf", ()) if not isinstance(sub, dict) or sub.keys() - {"pattern"}]
+    if applied and (len(applied) > 1 or others or len(together) > 1):
         return True
     return any(_intersects(sub) for sub in _children(schema))
 

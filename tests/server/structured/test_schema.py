@@ -132,3 +132,25 @@ def test_blanks_between_the_parts_of_json_are_bounded() -> None:
 def test_a_client_cannot_loosen_the_grammar() -> None:
     grammar = enforced({"x-guidance": {"lenient": True}, "type": "integer"})
     assert not accepts(grammar, '"a"')
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("date", "2024-02-29", ["2023-02-29", "2100-02-29", "0000-01-01", "2024-13-01"]),
+        ("date-time", "2024-02-29T10:00:00Z", ["2023-02-29T10:00:00Z", "2024-01-01T10:00:60Z"]),
+        ("time", "10:00:59+01:00", ["10:00:60Z", "10:00"]),
+        ("email", "a.b@c.org", ["a@b@c", "x" * 65 + "@c.org"]),
+        ("hostname", "a-b.example.org", ["xn--x.org", "a" * 64, "a..b"]),
+        ("uuid", "123e4567-e89b-12d3-a456-426614174000", ["123e4567"]),
+    ],
+)
+def test_formats_are_enforced_as_readers_read_them(name: str, good: str, bad: list[str]) -> None:
+    grammar = enforced({"type": "string", "format": name})
+    assert accepts(grammar, f'"{good}"')
+    assert not [text for text in bad if accepts(grammar, f'"{text}"')]
+
+
+def test_a_format_does_not_open_the_object_around_it() -> None:
+    schema = {"type": "object", "properties": {"at": {"type": "string", "format": "date-time"}}}
+    assert prepare(schema)["additionalProperties"] is False
