@@ -44,7 +44,7 @@ def _tiles(head_width: int, element_bytes: int, by_segments: bool) -> _Tiles:
     if element_bytes == 4:
         return _Tiles(32, 32, 8, 2) if head_width <= 128 else _Tiles(16, 32, 8, 1)
     if head_width <= 64:
-        return _Tiles(64 if by_segments else 128, 64, 4, 3)
+        return _Tiles(64, 64, 4, 3) if by_segments else _Tiles(128, 64, 8, 3)
     if head_width <= 128:
         return _Tiles(64 if by_segments else 128, 64, 8, 3)
     return _Tiles(64, 32, 8, 2)
