@@ -233,10 +233,12 @@ class Constraints:
 
     def _fill(self, matchings: Sequence[Matching]) -> None:
         open_ones = [(matching.matcher, matching.row) for matching in matchings if matching.needs_mask]
-        if open_ones:
-            num_rows, num_words = self.masks.shape
-            self._executor.unsafe_compute_mask_ptr(
-                open_ones, self.masks.ctypes.data, num_words * self.masks.itemsize, num_rows
-            )
+        num_rows, num_words = self.masks.shape
+        row_bytes = num_words * self.masks.itemsize
+        if len(open_ones) == 1:  # needs no second thread
+            [(matcher, row)] = open_ones
+            matcher.unsafe_compute_mask_ptr(self.masks.ctypes.data + row * row_bytes, row_bytes)
+        elif open_ones:
+            self._executor.unsafe_compute_mask_ptr(open_ones, self.masks.ctypes.data, row_bytes, num_rows)
         for matching in matchings:
             matching.complete_mask(self.masks[matching.row])
