@@ -51,6 +51,7 @@ _COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperti
 _MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLES: Final = ("additionalProperties", "additionalItems")
+_NUMBERS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 # Keywords that constrain a value by what it holds.
 _CONSTRAINING: Final = (
     *("properties", "patternProperties", "additionalProperties", "required", "minProperties", "maxProperties"),
@@ -79,6 +80,7 @@ def _copy(schema: object, at: str, depth: int) -> Any:
         return schema
     if not isinstance(schema, dict):
         raise SchemaError(f"{_short(at)}: a schema is an object or a boolean, not {type(schema).__name__}")
+    _check_types(schema, at)
     _refuse(schema, at)
     result: JsonObject = {}
     for key, value in schema.items():
@@ -114,6 +116,23 @@ def _list(value: object, at: str) -> list[object]:
     return value
 
 
+def _check_types(schema: JsonObject, at: str) -> None:
+    """Raises SchemaError for a keyword whose value is none that it can have."""
+    for key, value in schema.items():
+        if key in _COUNTS:
+            fits = isinstance(value, (int, float)) and value >= 0 and float(value).is_integer()
+        elif key in _NUMBERS:
+            fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        elif key in ("$ref", "pattern", "format"):
+            fits = isinstance(value, str)
+        elif key == "required":
+            fits = isinstance(value, list) and all(isinstance(name, str) for name in value)
+        else:
+            fits = key != "enum" or isinstance(value, list)
+        if not fits:
+            raise SchemaError(f"{_short(at)}: {key!r} has a value that it cannot have")
+
+
 def _refuse(schema: JsonObject, at: str) -> None:
     """Raises SchemaError for a keyword that the grammar cannot enforce."""
     for key in schema:
@@ -121,11 +140,11 @@ def _refuse(schema: JsonObject, at: str) -> None:
             raise SchemaError(f"{_short(at)}: {key!r} cannot be enforced")
     if "if" in schema and ("then" in schema or "else" in schema):
         raise SchemaError(f"{_short(at)}: 'if' cannot be enforced; write 'anyOf' with one schema for each case")
-    ref = schema.get("$ref")
-    if isinstance(ref, str) and ("://" in ref or ref.startswith("/")):
+    ref = schema.get("$ref", "")
+    if "://" in ref or ref.startswith("/"):
         raise SchemaError(f"{_short(at)}: '$ref' {_short(ref)!r}: only references within the schema can be followed")
     least, required = schema.get("minProperties", 0), schema.get("required") or ()
-    if isinstance(least, int) and least > max(1, len(required)):
+    if least > max(1, len(required)):
         # Names of a map may come twice in the text and count once in the value.
         raise SchemaError(f"{_short(at)}: 'minProperties' above 1 cannot be enforced beyond the required properties")
 
@@ -165,10 +184,9 @@ def _closed(schema: Any) -> Any:
         if isinstance(schema.get(key), dict):
             result[key] = _closed(schema[key])
     names = schema.get("properties")
-    if names and not {"additionalProperties", "patternProperties"} & schema.keys():
-        required = schema.get("required")
-        if not isinstance(required, list) or all(name in names for name in required):
-            result["additionalProperties"] = False
+    silent = not {"additionalProperties", "patternProperties"} & schema.keys()
+    if names and silent and all(name in names for name in schema.get("required", ())):
+        result["additionalProperties"] = False
     return result
 
 
@@ -190,8 +208,8 @@ def _check_finite(root: JsonObject) -> None:
 
 def _refs(schema: object) -> Iterator[str]:
     if isinstance(schema, dict):
-        if isinstance(ref := schema.get("$ref"), str):
-            yield ref
+        if "$ref" in schema:
+            yield schema["$ref"]
         for sub in _children(schema):
             yield from _refs(sub)
 
@@ -236,7 +254,7 @@ def _finite(schema: object, endless: Mapping[str, object]) -> bool:
     kinds = schema.get("type")
     if kinds == "object" or kinds == ["object"]:
         properties = schema.get("properties", {})
-        required = [name for name in schema.get("required") or () if isinstance(name, str)]
+        required = schema.get("required", ())
         others = schema.get("additionalProperties", True)
         return all(_finite(properties.get(name, others), endless) for name in required)
     if kinds == "array" or kinds == ["array"]:

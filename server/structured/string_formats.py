@@ -39,19 +39,15 @@ def settle_format(schema: JsonObject) -> None:
     """Formats become what they say of the value, in place. Raises ValueError, fit for the client, for one
     that cannot be enforced."""
     name = schema.get("format")
-    if patterns := _FORMAT_PATTERNS.get(name) if isinstance(name, str) else None:
+    if patterns := _FORMAT_PATTERNS.get(name or ""):
         schema["allOf"] = [*schema.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]
     if name is None or name in _ENFORCED_FORMATS:
         return
     if name in _BOUNDED_FORMATS:
         low, high = _BOUNDED_FORMATS[name]
-        schema["minimum"] = max(low, schema["minimum"]) if _is_number(schema.get("minimum")) else low
-        schema["maximum"] = min(high, schema["maximum"]) if _is_number(schema.get("maximum")) else high
+        schema["minimum"] = max(low, schema.get("minimum", low))
+        schema["maximum"] = min(high, schema.get("maximum", high))
     elif name not in _FREE_FORMATS:
         known = ", ".join(sorted(_ENFORCED_FORMATS))
-        raise ValueError(f"'format' {str(name)[:60]!r} cannot be enforced; these can: {known}")
+        raise ValueError(f"'format' {name[:60]!r} cannot be enforced; these can: {known}")
     del schema["format"]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

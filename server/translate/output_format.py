@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+import orjson
 
 from server.errors import InvalidRequest, NotSupported
 from server.protocol.common import JsonObject
@@ -133,8 +134,8 @@ def _kind(kind: str, value: Any, param: str, whitespace: str | None) -> OutputFo
 def _json(schema: Any, param: str, whitespace: str | None) -> OutputFormat:
     if isinstance(schema, str):
         try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
+            schema = orjson.loads(schema)
+        except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"{param}: not valid JSON: {error}", param=param) from error
     try:
         prepared = prepare(schema)

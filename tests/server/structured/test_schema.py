@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from server.structured.schema import SchemaError, prepare
 from tests.server.structured.matching import accepts, begins, builder
@@ -154,3 +157,26 @@ def test_formats_are_enforced_as_readers_read_them(name: str, good: str, bad: li
 def test_a_format_does_not_open_the_object_around_it() -> None:
     schema = {"type": "object", "properties": {"at": {"type": "string", "format": "date-time"}}}
     assert prepare(schema)["additionalProperties"] is False
+
+
+KEYWORDS = (
+    *("$ref", "$defs", "type", "enum", "const", "properties", "required", "additionalProperties", "patternProperties"),
+    *("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "allOf", "anyOf", "oneOf", "not", "if", "then"),
+    *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "multipleOf", "minProperties", "x"),
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["#", "#/$defs/x", "object", "array", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(VALUES)
+def test_whatever_a_client_sends_is_a_schema_or_a_refusal(value: Any) -> None:
+    with suppress(SchemaError):
+        assert isinstance(prepare(value), dict)
