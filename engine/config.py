@@ -74,6 +74,7 @@ class EngineConfig:
     packed_cache_dir: str | None = None  # where packed weights are kept for the next start; None = nowhere
     kernels: Literal["auto", "torch", "native", "triton"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    batch_invariant: bool = False  # a request's tokens may not depend on its neighbours; on a CPU they never do
     max_model_len: int | None = None  # tokens, prompt and outputs together; None = the model's context, or what fits
     max_num_seqs: int = 128  # sequences in one step at most
     max_num_batched_tokens: int | None = None  # the token budget of a step; None = by device, and by max_step_ms
@@ -111,6 +112,7 @@ class ResolvedConfig:
     dtype: Literal["float32", "bfloat16"]
     kv_cache_dtype: KVCacheDType
     kernels: Literal["auto", "torch", "native", "triton"]
+    batch_invariant: bool
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -143,6 +145,7 @@ def resolve(config: EngineConfig, model: ModelFacts, hardware: Hardware) -> Reso
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         kernels=config.kernels,
+        batch_invariant=config.batch_invariant,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=(512 if device == "cpu" else 4096) if budget is None else budget,

@@ -82,6 +82,9 @@ class Settings(BaseSettings):
 
     device: Literal["auto", "cpu", "cuda"] = _field("auto", "engine", "where the model runs")
     kernels: Literal["auto", "torch", "native", "triton"] = _field("auto", "engine", "implementation of the arithmetic")
+    batch_invariant: bool = _field(
+        False, "engine", "on a GPU: a request's tokens never depend on its neighbours, at some cost; on a CPU always so"
+    )
     max_num_seqs: int = _field(128, "engine", "most sequences in one step", ge=1)
     max_num_batched_tokens: int | None = _field(
         None, "engine", "token budget of one step: bounds the gap between tokens [by device, --max-step-ms]", ge=1

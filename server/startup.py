@@ -99,6 +99,7 @@ def engine_config(settings: Settings, model_path: Path) -> EngineConfig:
         kv_cache_dtype=settings.kv_cache_dtype,
         kernels=settings.kernels,
         device=settings.device,
+        batch_invariant=settings.batch_invariant,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

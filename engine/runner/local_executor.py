@@ -150,7 +150,9 @@ def _facts(config: ModelConfig, context_length: int, weight_bytes: int) -> Model
 
 def _select_kernels(resolved: ResolvedConfig) -> KernelSet:
     try:
-        return select(resolved.device, DType(resolved.dtype), resolved.kernels, resolved.num_threads)
+        return select(
+            resolved.device, DType(resolved.dtype), resolved.kernels, resolved.num_threads, resolved.batch_invariant
+        )
     except ValueError as error:
         raise ConfigError(f"--kernels {resolved.kernels}: {error}") from error
 

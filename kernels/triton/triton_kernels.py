@@ -42,7 +42,8 @@ class TritonKernels(TorchKernels):
             raise ValueError("the Triton kernels run on cuda; on cpu only in Triton's interpreter (TRITON_INTERPRET=1)")
         super().__init__(device, dtype, num_threads)
         self.batch_invariant = batch_invariant
-        self.description = f"triton {triton.__version__}, {self.description}"
+        products = ", batch-invariant" if batch_invariant else ""
+        self.description = f"triton {triton.__version__}{products}, {self.description}"
 
     def copy_blocks(self, kv_cache: KVCache, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
         if np.isin(sources, targets).any():  # through a copy of what is read
