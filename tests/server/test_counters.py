@@ -100,8 +100,8 @@ async def test_each_sampled_token_is_delivered_discarded_or_overrun() -> None:
         headers = {"x-request-id": "mine"}
         aborted = asyncio.create_task(served.http.post("/v1/completions", json=body, headers=headers))
         left = asyncio.create_task(served.http.post("/v1/completions", json=body | {"stream": True}))
+        await served.until(lambda: (stats := served.engine.stats()) is not None and stats.num_decode_tokens == 8)
         stopped = asyncio.create_task(served.http.post("/v1/completions", json=body | {"stop": "abcdefgha"}))
-        await served.until(lambda: (stats := served.engine.stats()) is not None and stats.step_id > 20)
         assert (await served.post("/abort", request_id="mine")).status_code == 200
         left.cancel()
         await asyncio.gather(aborted, left, stopped, return_exceptions=True)
@@ -206,6 +206,24 @@ async def test_preemptions_lose_no_token_and_are_counted() -> None:
     assert sum(kinds) == stats.preemptions_total
     states = [found[f"octavo_kv_blocks{{group=0,state={state}}}"] for state in ("free", "private", "shared", "cached")]
     assert sum(states) == 160 / 16
+
+
+async def test_swapped_sequences_come_back_and_are_counted() -> None:
+    small = FakeOptions(
+        vocab_size=259, rule="script", script=tuple(b"abcdefgh"), kv_cache_tokens=160, host_kv_cache_tokens=320
+    )
+    async with fake_served(small, engine={"preemption": "swap"}) as served:
+        counted = await asyncio.gather(*[usage(served, prompt=f"{k}" * 30, max_tokens=60) for k in range(4)])
+        stats, found = served.engine.stats(), await served.metrics()
+    assert stats is not None
+    assert stats.parked_total > 0
+    check(found, generation_tokens=sum(each["completion_tokens"] for each in counted), requests_finished__length=4)
+    check(found, preemptions__swap=stats.parked_total)
+    assert found["octavo_swapped_blocks_total{direction=out}"] == stats.swapped_out_blocks_total > 0
+    assert found["octavo_swapped_blocks_total{direction=in}"] == stats.swapped_in_blocks_total > 0
+    states = [found[f"octavo_host_kv_blocks{{group=0,state={s}}}"] for s in ("free", "private", "shared", "cached")]
+    assert sum(states) == 320 / 16
+    assert states[1] == states[2] == 0  # nothing waits to come back
 
 
 async def test_a_restart_of_the_engine_loses_no_token_and_no_count() -> None:
