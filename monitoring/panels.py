@@ -246,8 +246,8 @@ _MEMORY = Row(
         ),
         Panel(
             "Host's KV pool",
-            "Blocks by state, where --host-kv-memory gives some. cached are prefixes that had to leave: full of them is "
-            "as it should be. private and shared are preempted sequences; if they take most of it, more memory helps.",
+            "Blocks by state, where --host-kv-memory gives some. cached are prefixes that had to leave: full of them "
+            "is right. private and shared are preempted sequences; if they take most of it, more memory helps.",
             (Query("sum by (state) (octavo_host_kv_blocks{I})", "{{state}}"),),
             stacked=True,
             needs="a host pool",
