@@ -54,20 +54,6 @@ struct Row {
   }
 };
 
-// x = y where the token's bit is set, elsewhere −inf. Most words of a grammar's mask are all alike.
-void apply_bits(const uint32_t* bits, const float* y, float* x, int64_t vocab) {
-  for (int64_t i = 0; i < vocab; i += 32, ++bits) {
-    const int64_t n = std::min<int64_t>(32, vocab - i);
-    if (*bits == 0) {
-      std::fill(x + i, x + i + n, -kInfinity);
-    } else if (*bits == ~uint32_t{0}) {
-      std::memcpy(x + i, y + i, static_cast<size_t>(n) * sizeof(float));
-    } else {
-      for (int64_t j = 0; j < n; ++j) x[i + j] = *bits >> j & 1 ? y[i + j] : -kInfinity;
-    }
-  }
-}
-
 const uint32_t* mask_of(const SamplingArgs& a, int64_t r) {
   return a.mask.bits && a.mask.rows[r] >= 0 ? a.mask.bits + a.mask.rows[r] * a.mask.words : nullptr;
 }
@@ -86,7 +72,7 @@ void edit(Row& row, const SamplingArgs& a, int64_t r) {
       if (!bits || bits[id / 32] >> id % 32 & 1) row.x[id] = raw[id];
     });
   } else if (bits) {
-    apply_bits(bits, raw, row.x, a.vocab);
+    row.table.mask_row(bits, raw, row.x, a.vocab);
   } else {
     std::memcpy(row.x, raw, static_cast<size_t>(a.vocab) * sizeof(float));
   }

@@ -41,6 +41,8 @@ struct KernelTable {
   void (*merge_partials)(const float* first, int64_t parts, int64_t part_stride, int32_t dv, int32_t dv_padded,
                          float* out);
 
+  // out[i] = x[i] where bit i mod 32 of bits[i / 32] is set, else −inf
+  void (*mask_row)(const uint32_t* bits, const float* x, float* out, int64_t n);
   // largest value of x[0, n), and whether any is NaN
   float (*row_max)(const float* x, int64_t n, bool* has_nan);
   // indices of values >= bound, at most `limit`; returns how many there are in all

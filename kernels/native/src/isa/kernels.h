@@ -34,6 +34,7 @@ constexpr KernelTable make_table(const char* name) {
   t.attention_scratch = attention_scratch;
   t.attend = attend;
   t.merge_partials = merge_partials;
+  t.mask_row = mask_row;
   t.row_max = row_max;
   t.select_at_least = select_at_least;
   t.sum_exp = sum_exp;

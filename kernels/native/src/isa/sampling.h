@@ -4,6 +4,14 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+void mask_row(const uint32_t* bits, const float* x, float* out, int64_t n) {
+  const F nothing = set1(-__builtin_inff());
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const M may = from_bits(bits[i / 32] >> i % 32 & 0xFFFF);
+    store_n(out + i, n - i, select(may, load_n(x + i, n - i), nothing));
+  }
+}
+
 float row_max(const float* x, int64_t n, bool* has_nan) {
   F top = set1(-__builtin_inff());
   uint32_t nan = 0;
