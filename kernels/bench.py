@@ -19,17 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 
-import ml_dtypes
 import numpy as np
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import quantize
 
+from kernels.bench_parts import BLOCK_SIZE, Case, activations, filled_cache, random_weight, say
 from kernels.interface import (
     Activation,
     Array,
     AttentionSpec,
     DType,
-    HostWeight,
     KernelSet,
     KVCacheSpec,
     RopeSpec,
@@ -40,15 +37,6 @@ from kernels.select import select
 _REPEATS = 5
 _SECONDS_A_REPEAT = 0.05
 _BYTES_BETWEEN_TURNS = 1 << 28  # of weights or KV, before the first comes again
-_BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    run: Callable[[], object]
-    num_bytes: float  # that must be moved at least
-    num_flops: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,20 +92,6 @@ def _library_product(kernels: KernelSet, size: int) -> Callable[[], object]:
 # -- cases ----------------------------------------------------------------------------------------------------------
 
 
-def random_weight(format: str, rows: int, columns: int) -> HostWeight:
-    values = np.random.default_rng(0).standard_normal((rows, columns), np.float32) * np.float32(0.02)
-    if format == "F32":
-        return HostWeight(format, values, rows, columns)
-    if format == "BF16":
-        return HostWeight(format, values.astype(ml_dtypes.bfloat16), rows, columns)
-    return HostWeight(format, quantize(values, GGMLQuantizationType[format]), rows, columns)
-
-
-def activations(kernels: KernelSet, *shape: int) -> Array:
-    host = np.random.default_rng(1).standard_normal(shape, np.float32)
-    return kernels.upload(host, kernels.activation_dtype)
-
-
 def linear_cases(kernels: KernelSet) -> Iterator[Case]:
     """The products of a small and a large model's layers, and an output head; 1, 16 and 256 tokens."""
     for rows, columns in ((3072, 576), (4096, 4096), (49152, 576)):
@@ -143,10 +117,8 @@ def attention_cases(kernels: KernelSet) -> Iterator[Case]:
     heads, kv_heads, head_dim, layers = 9, 3, 64, 4
     spec = AttentionSpec(head_dim**-0.5)
     for count, num_queries, length in ((1, 1, 2048), (16, 1, 1024), (64, 1, 512), (1, 512, 512), (1, 128, 2048)):
-        blocks = length // _BLOCK_SIZE
-        kv = KVCacheSpec(
-            layers, 1 + count * blocks, _BLOCK_SIZE, kv_heads, head_dim, head_dim, kernels.activation_dtype
-        )
+        blocks = length // BLOCK_SIZE
+        kv = KVCacheSpec(layers, 1 + count * blocks, BLOCK_SIZE, kv_heads, head_dim, head_dim, kernels.activation_dtype)
         cache = filled_cache(kernels, kv)
         tables = kernels.upload(np.arange(1, 1 + count * blocks, dtype=np.int32).reshape(count, blocks))
         starts = kernels.upload(np.arange(0, count * num_queries + 1, num_queries, dtype=np.int32))
@@ -174,18 +146,6 @@ def attention_cases(kernels: KernelSet) -> Iterator[Case]:
         )
 
 
-def filled_cache(kernels: KernelSet, spec: KVCacheSpec) -> Array:
-    """Random keys and values: the pages of a zeroed cache may all be one."""
-    cache = kernels.new_kv_cache(spec)
-    num_slots = spec.num_blocks * spec.block_size
-    x = activations(kernels, num_slots, spec.num_kv_heads, spec.head_dim)
-    positions = kernels.upload(np.zeros(num_slots, np.int32))
-    slots = kernels.upload(np.arange(num_slots, dtype=np.int64))
-    for layer in range(spec.num_layers):
-        kernels.rope_and_store_kv(x, x, x, positions, None, None, cache, layer, slots)
-    return cache
-
-
 def token_cases(kernels: KernelSet) -> Iterator[Case]:
     """What is done to each token alone, for 1 and for 256 tokens of the small model."""
     heads, kv_heads, head_dim = 9, 3, 64
@@ -193,7 +153,7 @@ def token_cases(kernels: KernelSet) -> Iterator[Case]:
     value_bytes = 4 if kernels.activation_dtype is DType.FLOAT32 else 2
     weight = kernels.pack_vector(np.ones(hidden, np.float32))
     table = kernels.upload(np.zeros((2048, head_dim), np.float32))
-    spec = KVCacheSpec(1, 17, _BLOCK_SIZE, kv_heads, head_dim, head_dim, kernels.activation_dtype)
+    spec = KVCacheSpec(1, 17, BLOCK_SIZE, kv_heads, head_dim, head_dim, kernels.activation_dtype)
     cache = kernels.new_kv_cache(spec)
     for n in (1, 256):
         x, residual, out = (activations(kernels, n, hidden) for _ in range(3))
@@ -285,19 +245,18 @@ def bench(kernels: KernelSet, num_threads: int, groups: list[str]) -> dict[str, 
     }
 
 
-def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="kernels.bench", description=__doc__)
     parser.add_argument("--kernels", default="torch,native", help="names, with commas; those not here are left out")
     parser.add_argument("--dtype", default="bfloat16", help="float32 or bfloat16, or both with a comma")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: the Triton kernels on a card")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), help="groups of cases")
     options = parser.parse_args()
+    if options.device == "cuda":
+        from kernels.triton.bench import main as bench_card  # loads torch and triton
+
+        sys.exit(bench_card())
     reports = []
     for dtype in options.dtype.split(","):
         for name in options.kernels.split(","):
