@@ -152,6 +152,7 @@ class StepStats:
     preempted_tokens_total: int  # computed tokens given up
     overrun_tokens_total: int  # sampled but not delivered (the choice had ended)
     kv_host_groups: tuple[KVGroupStats, ...] = ()  # of the host's pool, where there is one; private, shared = parked
+    num_swapped: int = 0  # of num_waiting, those whose KV waits in the host's memory
     parked_total: int = 0  # preemptions after which the KV waited in the host's memory
     swapped_out_blocks_total: int = 0  # copied to the host's memory, evicted prefixes too
     swapped_in_blocks_total: int = 0

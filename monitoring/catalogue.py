@@ -95,6 +95,7 @@ SECTIONS: tuple[tuple[str, tuple[Spec, ...]], ...] = (
         (
             Spec("requests_running", "gauge", "Sequences being computed."),
             Spec("requests_waiting", "gauge", "Sequences waiting for their turn."),
+            Spec("requests_swapped", "gauge", "Of these, preempted sequences whose KV waits in the host's memory."),
             Spec("oldest_waiting_seconds", "gauge", "Age of the oldest request that has not run yet."),
             Spec("oldest_waiting_steps", "gauge", "Steps that the head of the queue has waited."),
             Spec("engine_steps", "counter", "Steps."),

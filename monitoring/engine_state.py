@@ -33,6 +33,7 @@ _SPLIT = {  # totals that share a metric: metric, label
 _GAUGES = {
     "requests_running": "num_running",
     "requests_waiting": "num_waiting",
+    "requests_swapped": "num_swapped",
     "step_prefill_tokens": "num_prefill_tokens",
     "step_decode_tokens": "num_decode_tokens",
     "kv_wasted_slots": "num_wasted_slots",

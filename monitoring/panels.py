@@ -122,6 +122,7 @@ _ENGINE = Row(
             (
                 Query("sum(octavo_requests_running{I})", "running"),
                 Query("sum(octavo_requests_waiting{I})", "waiting"),
+                Query("sum(octavo_requests_swapped{I})", "of them swapped out"),
                 Query("sum(octavo_max_step_sequences{I})", "limit"),
             ),
         ),

@@ -44,6 +44,7 @@ class HostTier:
         self.kv = KVManager(KVCapacity(capacity.block_size, groups), prefix_cache=prefix_cache, max_step_tokens=1)
         self.num_blocks_out = 0  # since the start
         self.num_blocks_in = 0
+        self.num_parked = 0  # sequences whose KV waits here
         self._device = device
         self._copy_costs = [group.copy_cost for group in capacity.groups]
         self._preemption = preemption
@@ -67,7 +68,10 @@ class HostTier:
             if not self._is_cheaper(both_ways, num_tokens):
                 return None
         parked = self._copy_out(tables.namespace, token_ids, num_tokens, tables.block_ids)
-        return None if parked is None else Parked(parked, num_tokens)
+        if parked is None:
+            return None
+        self.num_parked += 1
+        return Parked(parked, num_tokens)
 
     def _keep(self, node: Node) -> None:
         """The end of this node is about to be evicted from the device."""
@@ -107,14 +111,16 @@ class HostTier:
         """Lengthen device tables, just admitted, by what the host has beyond them: all that was parked, or a cached
         prefix of at most max_tokens. Returns the tokens that they hold then. `parked` is used up."""
         num_tokens = tables.num_blocks * self.kv.block_size
-        if parked is None:
+        if parked is not None:
+            self.num_parked -= 1
+        else:
             if self.num_cached_blocks(tables.namespace, token_ids, max_tokens) <= tables.num_blocks:
                 return num_tokens
             match = self.kv.match(tables.namespace, token_ids, max_tokens)
             parked = Parked(self.kv.admit(tables.namespace, match), match.num_blocks * self.kv.block_size)
         copies = self._device.mirror(tables, parked.tables.block_ids)
         if copies is None:
-            self.drop(parked, token_ids)
+            self.kv.release(parked.tables, token_ids)
             return num_tokens
         self._device.slide(tables, parked.num_tokens)
         self._in += copies
@@ -124,6 +130,7 @@ class HostTier:
 
     def drop(self, parked: Parked, token_ids: list[int]) -> None:
         """The sequence will not come back for it."""
+        self.num_parked -= 1
         self.kv.release(parked.tables, token_ids)
 
     # --- the executor's part -----------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def check(roster: Roster, steps_under_way: Iterable[Iterable[Sequence]]) -> None
         _check_idle(kv)
     if host is not None:
         tables = [seq.parked.tables for seq in roster.queue if seq.parked is not None]
+        _require(host.num_parked == len(tables), f"{host.num_parked} are parked, not {len(tables)}")
         tables += host.lent_tables()
         check_kv(host.kv, tables)
         if not tables:

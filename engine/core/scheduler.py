@@ -311,6 +311,7 @@ class Scheduler:
             preemptions_total=counters.preemptions,
             preempted_tokens_total=counters.preempted_tokens,
             overrun_tokens_total=counters.overrun_tokens,
+            num_swapped=0 if self.host is None else self.host.num_parked,
             kv_host_groups=() if self.host is None else self.host.stats(),
             parked_total=counters.parked,
             swapped_out_blocks_total=0 if self.host is None else self.host.num_blocks_out,

@@ -40,6 +40,7 @@ def test_a_preempted_sequence_is_parked_and_goes_on_where_it_stood() -> None:
     assert (output.forget, output.swap_in) == ((SeqId(2, 0),), ())
     stats = driver.scheduler.stats()
     assert (stats.preemptions_total, stats.parked_total, stats.preempted_tokens_total) == (1, 1, 0)
+    assert (stats.num_waiting, stats.num_swapped) == (1, 1)
     # two full blocks are in the host's tree, the third is the sequence's own
     assert stats.kv_host_groups == (KVGroupStats(free=17, private=1, shared=2, cached=0),)
     assert [driver.step(), driver.step()] == [[(1, 1)], [(1, 1)]]
@@ -52,6 +53,7 @@ def test_a_preempted_sequence_is_parked_and_goes_on_where_it_stood() -> None:
     assert resumed.block_tables[0].block_ids[:2] == (3, 4)
     driver.collect()
     driver.run()
+    assert driver.scheduler.stats().num_swapped == 0
     assert driver.outcomes[SeqId(2, 0)].num_cached_tokens == 0  # the hit at first admission
     assert driver.scheduler.stats().kv_host_groups == (KVGroupStats(free=18, private=0, shared=0, cached=2),)
     assert_all_as_alone(driver)
