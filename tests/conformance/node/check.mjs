@@ -111,8 +111,22 @@ test("errors are the package's own", async () => {
     return true;
   });
   await assert.rejects(client.completions.create({ model: "gpt-9", prompt: "a" }), OpenAI.NotFoundError);
-  const tools = [{ type: "function", function: { name: "f", parameters: {} } }];
-  await assert.rejects(client.chat.completions.create({ ...asked, tools }), (error) => error.param === "tools");
+  const tools = [{ type: "function", function: { name: "f", parameters: { not: {} } } }];
+  const param = "tools[0].function.parameters";
+  await assert.rejects(client.chat.completions.create({ ...asked, tools }), (error) => error.param === param);
+});
+
+test("a call and an answer in a form, streamed and added up", async () => {
+  const parameters = { type: "object", properties: { city: { enum: ["Paris", "Rome"] } }, required: ["city"] };
+  const tools = [{ type: "function", function: { name: "get_weather", parameters } }];
+  const choice = { tool_choice: "required", parallel_tool_calls: false, max_tokens: 100 };
+  const calling = client.chat.completions.stream({ ...asked, ...choice, tools });
+  const [call] = (await calling.finalMessage()).tool_calls;
+  assert.equal(call.function.name, "get_weather");
+  assert.ok(["Paris", "Rome"].includes(JSON.parse(call.function.arguments).city));
+  const response_format = { type: "json_schema", json_schema: { name: "place", schema: parameters, strict: true } };
+  const formed = await client.chat.completions.parse({ ...asked, max_tokens: 100, response_format });
+  assert.ok(["Paris", "Rome"].includes(formed.choices[0].message.parsed.city));
 });
 
 test("a stream that is left early", async () => {
