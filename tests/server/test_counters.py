@@ -188,7 +188,7 @@ async def test_an_error_of_one_request_in_the_engine() -> None:
 
 
 async def test_preemptions_lose_no_token_and_are_counted() -> None:
-    small = FakeOptions(vocab_size=259, rule="script", script=tuple(b"abcdefgh"), kv_cache_tokens=160)
+    small = replace(SLOW_ABC, kv_cache_tokens=160)  # slow enough for all four to meet
     async with fake_served(small) as served:
         counted = await asyncio.gather(*[usage(served, prompt=f"{k}" * 30, max_tokens=60) for k in range(4)])
         stats = served.engine.stats()
@@ -209,9 +209,7 @@ async def test_preemptions_lose_no_token_and_are_counted() -> None:
 
 
 async def test_swapped_sequences_come_back_and_are_counted() -> None:
-    small = FakeOptions(
-        vocab_size=259, rule="script", script=tuple(b"abcdefgh"), kv_cache_tokens=160, host_kv_cache_tokens=320
-    )
+    small = replace(SLOW_ABC, kv_cache_tokens=160, host_kv_cache_tokens=320)
     async with fake_served(small, engine={"preemption": "swap"}) as served:
         counted = await asyncio.gather(*[usage(served, prompt=f"{k}" * 30, max_tokens=60) for k in range(4)])
         stats, found = served.engine.stats(), await served.metrics()
