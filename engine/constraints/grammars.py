@@ -69,6 +69,11 @@ class GrammarStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def parser_limits() -> LLParserLimits:
+    """Bounds on one mask, some 20 ms: others in the step wait for it; and on a lexer's memory, some 100 MB."""
+    return LLParserLimits(step_max_items=5_000, max_lexer_states=50_000, verbose_errors=False)
+
+
 def _step_back() -> None:
     if sys.platform == "linux":  # where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
@@ -79,7 +84,8 @@ def _compile(built: Future[LLTokenizer] | None, grammar: str) -> Grammar:
         raise RequestRejected("this engine has no tokenizer to match a grammar by")
     try:
         tokenizer = built.result()
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits())
+        matcher.compute_bitmask()  # the first mask meets what compiling leaves for later
     except BaseException as error:  # where its Rust code panics the class cannot be imported
         raise RequestRejected(f"the grammar cannot be compiled: {error}") from error
     if matcher.is_error():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from engine.constraints.grammars import GrammarStore
+from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
 from engine.types import FinishReason
 from server.text.tokenizer import Tokenizer
@@ -140,7 +142,27 @@ def test_an_error_ends_one_choice_and_no_other(
     assert [outcomes[SeqId(one.request_id, 0)].token_ids for one in neighbours] == undisturbed
 
 
-def test_a_vocabulary_of_another_size_fails_the_choice(make: Make, ask: Ask, words: object) -> None:
-    harness = make(grammars=GrammarStore())
-    outcome = harness.run(request(0, ask("Hi"), 4, constraint=by_lark('start: "a"')))[SeqId(0, 0)]
-    assert outcome.error == "this engine has no tokenizer to match a grammar by"
+def test_a_grammar_that_grows_too_ambiguous_ends_one_choice(make: Make, ask: Ask) -> None:
+    """The bound on a mask's time is met on the way, not when it is compiled."""
+    neighbour = request(1, ask("Tell me a story."), 60, temperature=0.9, seed=1)
+    undisturbed = make().tokens(neighbour)[0]
+    bias = ((81, 100.0),)  # a single letter at a time
+    outcomes = make().run(
+        request(0, ask("Say a."), 400, constraint=by_lark('start: e\ne: e e | "a" | "b"'), logit_bias=bias), neighbour
+    )
+    assert outcomes[SeqId(0, 0)].finish_reason is FinishReason.ERROR
+    assert "oo many items" in (outcomes[SeqId(0, 0)].error or "")
+    assert len(outcomes[SeqId(0, 0)].token_ids) > 10
+    assert outcomes[SeqId(1, 0)].token_ids == undisturbed
+
+
+def test_a_vocabulary_of_another_size_fails_the_choice(make: Make, ask: Ask, words: Vocabulary) -> None:
+    """So does none at all."""
+    short = replace(words, token_bytes=words.token_bytes[:49100], special_token_ids=(), eos_token_ids=(0,))
+    store = GrammarStore()
+    one = request(0, ask("Hi"), 4, constraint=by_lark('start: "a"'))
+    message = "this engine has no tokenizer to match a grammar by"
+    assert make(grammars=store).run(one)[SeqId(0, 0)].error == message
+    store.use(short)
+    message = "the tokenizer has 49100 tokens, the model 49152"
+    assert make(grammars=store).run(one)[SeqId(0, 0)].error == message
