@@ -21,7 +21,7 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     num_inputs = weight.shape[1]
     tiles_n, tiles_m = triton.cdiv(num_outputs, _OUTPUTS), triton.cdiv(num_tokens, _TOKENS)
     num_steps = triton.cdiv(num_inputs, _INPUTS)
-    splits = num_splits(tiles_n, num_steps, _LEAST_INPUTS_A_SPLIT // _INPUTS)
+    splits = num_splits(tiles_n, num_steps, _LEAST_INPUTS_A_SPLIT // _INPUTS, resident=2)
     target = out if splits == 1 else new_partial_sums(splits, out)
     invariant_linear_kernel[(tiles_n, tiles_m, splits)](
         x,

@@ -8,9 +8,7 @@ import triton.language as tl
 
 from kernels.triton.device import INTERPRETED
 
-_PROGRAMS_WANTED = (
-    264  # two for each multiprocessor of a Hopper card; a constant, so that no result depends on the card
-)
+_MULTIPROCESSORS = 132  # of a Hopper card; a constant, so that no result depends on the card
 _MOST_SPLITS = 16
 _REDUCED_AT_ONCE = 1024
 
@@ -26,12 +24,13 @@ def whole_numbers(
     return codes.to(dtype)
 
 
-def num_splits(num_tiles: int, num_steps: int, least_steps: int) -> int:
-    """Into how many parts K is split: enough programs for a card, at least `least_steps` of the loop in each.
+def num_splits(num_tiles: int, num_steps: int, least_steps: int, resident: int) -> int:
+    """Into how many parts K is split: up to `resident` programs for each multiprocessor, at least `least_steps` of the
+    loop in each.
 
     Equal for equal arguments: a product whose tiles do not depend on the batch is summed alike in every batch.
     """
-    return max(1, min(_MOST_SPLITS, _PROGRAMS_WANTED // max(1, num_tiles), num_steps // least_steps))
+    return max(1, min(_MOST_SPLITS, resident * _MULTIPROCESSORS // max(1, num_tiles), num_steps // least_steps))
 
 
 def new_partial_sums(splits: int, out: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def _in_tiles(
     kind, num_steps = weight.format, weight.codes.shape[0]
     tiles_n, tiles_m = triton.cdiv(num_outputs, _OUTPUTS), triton.cdiv(num_tokens, tile_tokens)
     least_steps = triton.cdiv(_LEAST_INPUTS_A_SPLIT, kind.group * 8 // kind.bits)
-    splits = num_splits(tiles_n * tiles_m if counts_tokens else tiles_n, num_steps, least_steps)
+    splits = num_splits(tiles_n * tiles_m if counts_tokens else tiles_n, num_steps, least_steps, resident=4)
     target = out if splits == 1 else new_partial_sums(splits, out)
     quantized_linear_kernel[(tiles_n, tiles_m, splits)](
         x,
