@@ -10,8 +10,9 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Final
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
+from engine.constraints.grammars import parser_limits
 from engine.constraints.tokenizer import build_tokenizer
 from server.errors import InvalidRequest, NotSupported
 from server.text.tokenizer import Tokenizer
@@ -75,7 +76,7 @@ class GrammarCompiler:
         return found
 
     def _compile(self, grammar: str) -> str:
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False))
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=parser_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # the first mask meets what compiling leaves for later
         return _first_line(matcher.get_error()) if matcher.is_error() else ""
