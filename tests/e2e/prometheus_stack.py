@@ -53,6 +53,7 @@ def prometheus(program: str, server: LiveServer, folder: Path, interval: str = "
             f"--storage.tsdb.path={folder / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=error",
+            "--enable-feature=exemplar-storage",
         ],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from tests.e2e.live import serving, until
 from tests.e2e.prometheus_stack import Prometheus, load, prometheus
 from tests.monitoring.test_alerts import ALERTS, RULES
 from tests.monitoring.tools import tool
+from tests.server.otlp_receiver import receiving
 
 LOAD_SECONDS = 15.0
 RANGE_SECONDS = 12
@@ -26,7 +27,8 @@ def watched(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) 
     """A Prometheus that has watched a server under load."""
     program = tool("prometheus")
     with (
-        serving("--executor", "fake", "--fake-step-seconds", "0.004") as server,
+        receiving() as receiver,
+        serving("--executor", "fake", "--fake-step-seconds", "0.004", "--otlp-endpoint", receiver.url) as server,
         prometheus(program, server, tmp_path_factory.mktemp("prometheus")) as found,
         load(server),
     ):
@@ -55,6 +57,13 @@ def test_rates_are_not_all_zero(watched: Prometheus) -> None:
     total = watched.query("sum without (state) (octavo_kv_blocks)")
     info = watched.query("octavo_kv_capacity_tokens / 16")
     assert [sample["value"][1] for sample in total] == [sample["value"][1] for sample in info]
+
+
+def test_exemplars_are_kept(watched: Prometheus) -> None:
+    name = "octavo_time_to_first_token_seconds_bucket"
+    [found] = watched.get("query_exemplars", query=name, start=str(time.time() - 60), end=str(time.time()))[:1]
+    assert found["seriesLabels"]["__name__"] == name
+    assert all(re.fullmatch("[0-9a-f]{32}", exemplar["labels"]["trace_id"]) for exemplar in found["exemplars"])
 
 
 def test_every_rule_is_healthy_and_none_fires_on_a_healthy_server(watched: Prometheus) -> None:
