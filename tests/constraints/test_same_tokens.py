@@ -80,14 +80,29 @@ def test_fast_forward_takes_fewer_steps_and_a_warm_cache_changes_nothing(
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
+@pytest.mark.parametrize("host_blocks", [0, 64])
 def test_preempted(
-    make: Make, requests: list[GenerationRequest], alone: list[list[int]], ask: Ask, fast_forward: bool
+    make: Make,
+    requests: list[GenerationRequest],
+    alone: list[list[int]],
+    ask: Ask,
+    fast_forward: bool,
+    host_blocks: int,
 ) -> None:
-    """All of them together need more blocks than there are."""
+    """All of them together need more blocks than there are: some are computed anew, or come back from the host."""
     longest = len(requests[0].prompt_token_ids) + requests[0].sampling.max_tokens
-    harness = make(block_size=4, num_blocks=longest // 4 + 2, fast_forward=fast_forward, prefix_cache=False)
+    harness = make(
+        block_size=4,
+        num_blocks=longest // 4 + 2,
+        fast_forward=fast_forward,
+        prefix_cache=False,
+        host_blocks=host_blocks,
+        preemption="swap" if host_blocks else "recompute",
+    )
     assert harness.tokens(*requests, free(10, ask))[:3] == alone
-    assert harness.scheduler.stats().preemptions_total > 0
+    stats = harness.scheduler.stats()
+    assert stats.preemptions_total > 0
+    assert (stats.parked_total > 0) == (host_blocks > 0)
 
 
 @pytest.mark.parametrize("fast_forward", [False, True])
