@@ -50,7 +50,11 @@ async def asked(path: str, said: str = SAID, **fields: Any) -> tuple[Any, str | 
 
 
 async def messages(**fields: Any) -> tuple[Any, str | None]:
-    base: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200, "tools": ANTHROPIC_TOOLS}
+    base: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 200,
+        "tools": ANTHROPIC_TOOLS,
+    }
     return await asked("/v1/messages", **base | fields)
 
 
