@@ -25,6 +25,7 @@ _MANY_TOKENS = (
 )
 _WRITTEN_AT_ONCE = 1 << 26  # elements of such a copy
 _OUTPUTS = 64  # of a tile
+_WIDE_OUTPUTS = 32  # with float32 activations, for which there are no tensor cores: everything in registers
 
 
 def quantized_linear(
@@ -59,7 +60,10 @@ def _in_tiles(
     """The kernel; `counts_tokens`: the more tiles of tokens, the fewer parts of K."""
     num_tokens, num_outputs = out.shape
     kind, num_steps = weight.format, weight.codes.shape[0]
-    tiles_n, tiles_m = triton.cdiv(num_outputs, _OUTPUTS), triton.cdiv(num_tokens, tile_tokens)
+    tile_outputs = _OUTPUTS
+    if x.element_size() == 4:
+        tile_tokens, tile_outputs = _FEW_TOKENS, _WIDE_OUTPUTS
+    tiles_n, tiles_m = triton.cdiv(num_outputs, tile_outputs), triton.cdiv(num_tokens, tile_tokens)
     least_steps = triton.cdiv(_LEAST_INPUTS_A_SPLIT, kind.group * 8 // kind.bits)
     splits = num_splits(tiles_n * tiles_m if counts_tokens else tiles_n, num_steps, least_steps, resident=4)
     target = out if splits == 1 else new_partial_sums(splits, out)
@@ -84,7 +88,7 @@ def _in_tiles(
         HAS_MINIMUM=kind.has_minimum,
         HAS_BIAS=bias is not None and splits == 1,
         BLOCK_M=tile_tokens,
-        BLOCK_N=_OUTPUTS,
+        BLOCK_N=tile_outputs,
         num_warps=4,
         num_stages=4 if tile_tokens == _FEW_TOKENS else max(2, 128 // kind.group),  # within half the shared memory
     )
