@@ -140,14 +140,16 @@ class RequestTrace:
     def _trace_course(self, course: PromptCourse, about: Attributes) -> None:
         if course.begun_at is None:
             return
-        self._span("queue", course.submitted_at, course.begun_at, about)
+        # the engine's own clock, where its step has been told: news of the begin may be read late
+        begun_at = course.chunks[0][0] if course.chunks else course.begun_at
+        self._span("queue", course.submitted_at, begun_at, about)
         if course.first_token_at is None:
             return
         tokens = {
             "octavo.prompt_tokens": course.num_prompt_tokens,
             "octavo.cached_tokens": course.num_cached_tokens,
         }
-        prefill = self._open("prefill", course.begun_at, self._root, about | tokens)
+        prefill = self._open("prefill", begun_at, self._root, about | tokens)
         for begin, end, num_tokens in course.prefill_chunks():
             chunk = self._open("prefill chunk", begin, prefill, {"octavo.tokens": num_tokens})
             chunk.end(self._nanoseconds(end))
