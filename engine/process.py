@@ -71,7 +71,9 @@ def _serve(link: SocketLink) -> ExitCode:
     """Load, say so, run until shut down; whatever ends the engine is told before it goes."""
     with contextlib.ExitStack() as stack:
         try:
-            executor, loop = _load(link)
+            grammars = GrammarStore()
+            stack.callback(grammars.close)
+            executor, loop = _load(link, grammars)
             stack.callback(executor.close)
             loop.run()
         except LinkClosed:
@@ -86,7 +88,7 @@ def _serve(link: SocketLink) -> ExitCode:
     return ExitCode.OK
 
 
-def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
+def _load(link: SocketLink, grammars: GrammarStore) -> tuple[Executor, EngineLoop]:
     [configure] = link.receive(None)
     if not isinstance(configure, Configure):
         raise WireError("the first frame must be Configure")
@@ -95,7 +97,6 @@ def _load(link: SocketLink) -> tuple[Executor, EngineLoop]:
     def report(progress: LoadProgress) -> None:
         link.send(Loading(progress))
 
-    grammars = GrammarStore()
     executor, info = _build_executor(config, report, configure.life, grammars)
     loop = EngineLoop(_build_scheduler(config, info, executor), executor, link, grammars=grammars)
     settle_memory()

@@ -45,7 +45,9 @@ class Arrivals:
     def abort(self, request_id: int, choice_index: int | None) -> None:
         """Remember an abort for when the request is handed on."""
         for arrival in self._waiting:
-            if arrival.request.request_id == request_id:
+            request = arrival.request
+            choices = range(request.choice_index, request.choice_index + request.n)
+            if request.request_id == request_id and (choice_index is None or choice_index in choices):
                 arrival.aborted.append(choice_index)
 
     def ready(self) -> list[Arrival]:

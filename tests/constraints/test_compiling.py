@@ -106,6 +106,17 @@ def test_aborted_while_its_grammar_is_compiled(words: Vocabulary, gate: threadin
     assert ends == {(1, 0): stop, (1, 1): abort, (1, 2): stop, (2, 0): abort, (2, 1): abort}
 
 
+def test_an_abort_is_for_the_choices_that_are_there(words: Vocabulary, gate: threading.Event) -> None:
+    """Choice 0 comes again after its abort, as one on trial does, while choice 1 of the request is still waiting."""
+    bench = Bench(words)
+    grammar = by_lark('start: "slow"')
+    bench.step(Submit(request(1, 5, 20, choice_index=1, constraint=grammar)), Abort(1, 0))
+    bench.step(Submit(request(1, 5, 20, choice_index=0, constraint=grammar)))
+    gate.set()
+    news = bench.until_ended(1, num_choices=2)
+    assert [update.finish_reason for update in news if update.finish_reason] == [FinishReason.STOP] * 2
+
+
 def test_a_grammar_that_cannot_be_compiled_is_refused_alone(words: Vocabulary) -> None:
     bench = Bench(words)
     bench.step(Submit(request(1, 5, 20, n=2, constraint=by_lark("start: nowhere"))), Submit(request(2, 5, 3)))
