@@ -31,6 +31,7 @@ class CallFormat:
     arguments: Literal["json", "python"] = "json"  # an object, or keyword arguments
     after_text: bool = True  # text may come before a call; else the answer's first character decides
     optional_begin: str = ""  # a control token that some models put before all
+    single: bool = False  # the template takes one call in an answer, no more
     id_chars: int | None = None  # the template insists on ids of this length
     in_template: bool = True  # the template describes tools and writes calls and results itself
 
@@ -78,6 +79,7 @@ LLAMA: Final = CallFormat(
     between="; ",
     after_text=False,
     optional_begin="<|python_tag|>",
+    single=True,
 )
 _MISTRAL_MARKS: Final[Mapping[str, str]] = {
     "trigger": "[TOOL_CALLS]",

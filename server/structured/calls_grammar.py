@@ -21,6 +21,7 @@ class Function:
 
     name: str
     parameters: JsonObject
+    param: str = "tools"  # the field of the request that the parameters come from
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.constraints.grammars import parser_limits
 from engine.constraints.tokenizer import build_tokenizer
 from server.errors import InvalidRequest, NotSupported
+from server.protocol.common import JsonObject
+from server.structured.grammar import GrammarBuilder
 from server.text.tokenizer import Tokenizer
 from server.text.vocabulary import vocabulary
 
@@ -28,6 +30,7 @@ class Constraint:
 
     grammar: str
     param: str
+    parts: tuple[tuple[str, JsonObject], ...] = ()  # the schemas in it that come from fields of their own
 
 
 class GrammarCompiler:
@@ -45,17 +48,17 @@ class GrammarCompiler:
     async def check(self, constraint: Constraint) -> None:
         """Raises InvalidRequest, NotSupported."""
         self.check_size(len(constraint.grammar), constraint.param)
-        compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._verdict, constraint.grammar)
+        compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._problem, constraint)
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                problem = await compiling
+                param, problem = await compiling
         except TimeoutError as error:
             raise InvalidRequest(
                 f"{constraint.param}: not compiled within {self._timeout_seconds:g} seconds; simplify it",
                 param=constraint.param,
             ) from error
         if problem:
-            raise InvalidRequest(f"{constraint.param}: {problem}", param=constraint.param)
+            raise InvalidRequest(f"{param}: {problem}", param=param)
 
     def check_size(self, num_bytes: int, param: str) -> None:
         """Raises InvalidRequest."""
@@ -63,6 +66,16 @@ class GrammarCompiler:
             raise InvalidRequest(
                 f"{param}: {num_bytes} bytes of schema or grammar, at most {self._max_bytes} are allowed", param=param
             )
+
+    def _problem(self, constraint: Constraint) -> tuple[str, str]:
+        """(the field at fault, what is wrong; "" if nothing is)."""
+        problem = self._verdict(constraint.grammar)
+        if problem:
+            for param, schema in constraint.parts:
+                builder = GrammarBuilder(self._text_tokenizer)
+                if found := self._verdict(builder.build(builder.schema(schema))):
+                    return param, found
+        return constraint.param, problem
 
     def _verdict(self, grammar: str) -> str:
         """What is wrong with it; "" if nothing is."""

@@ -69,7 +69,8 @@ def chat_form(body: ChatRequest, model: ModelText, rendered: Rendered) -> Answer
     answer = _calls(builder, rendered, form) if calls is not None else _text(builder, form)
     grammar = builder.build(after_reasoning(builder, reasoning, answer))
     param = form.param if form is not None and calls is None else use.param
-    return AnswerForm(Constraint(grammar, param), syntax)
+    parts = tuple((function.param, function.parameters) for function in use.functions) if calls is not None else ()
+    return AnswerForm(Constraint(grammar, param, parts), syntax)
 
 
 def _text(builder: GrammarBuilder, form: OutputFormat | None) -> str:
@@ -86,7 +87,8 @@ def _calls(builder: GrammarBuilder, rendered: Rendered, form: OutputFormat | Non
                 param=form.param,
             )
         text = builder.rule("formed", form.rule(builder))
-    return calls_rule(builder, calls, CallRules(use.functions, use.mode == "required", use.parallel, text))
+    parallel = use.parallel and not calls.single
+    return calls_rule(builder, calls, CallRules(use.functions, use.mode == "required", parallel, text))
 
 
 def check_together(body: SamplingFields, constraint: Constraint | None) -> None:

@@ -74,7 +74,7 @@ class MessagesJob:
             param = {"stop": "stop_sequences", "max_completion_tokens": "max_tokens"}.get(
                 error.param or "", error.param
             )
-            error.param = None if param is None else param.replace(".function.parameters", ".input_schema")
+            error.param = None if param is None else _own_name(param)
             raise
 
     def text_offsets(self, plan: Plan, model: ModelText) -> list[int]:
@@ -85,6 +85,11 @@ class MessagesJob:
 
     def error_event(self, error: Exception, writer: object) -> bytes:
         return named_frame("error", anthropic_error(to_wire(error)).json())
+
+
+def _own_name(param: str) -> str:
+    """A field of a tool by the name that it has in this API."""
+    return param.replace(".function.parameters", ".input_schema").replace(".function", "")
 
 
 def check_messages(body: CountTokensRequest) -> None:

@@ -115,10 +115,15 @@ def _knows_developer(template: ChatTemplate) -> bool:
 
 def _template_messages(messages: Sequence[ChatMessage], *, keeps_developer: bool) -> list[JsonObject]:
     roles = {"function": "tool"} if keeps_developer else {"function": "tool", "developer": "system"}
-    return [
-        _template_message(message, roles.get(message.role, message.role), f"messages[{index}]")
-        for index, message in enumerate(messages)
-    ]
+    result: list[JsonObject] = []
+    called: dict[str, str] = {}  # names of functions, by the ids of their calls
+    for index, message in enumerate(messages):
+        told = _template_message(message, roles.get(message.role, message.role), f"messages[{index}]")
+        called |= {call["id"]: call["function"]["name"] for call in told.get("tool_calls", ())}
+        if "name" not in told and (name := called.get(told.get("tool_call_id", ""))):
+            told["name"] = name  # clients leave it out, and some templates insist on it
+        result.append(told)
+    return result
 
 
 def _template_message(message: ChatMessage, role: str, where: str) -> JsonObject:

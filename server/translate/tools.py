@@ -99,7 +99,8 @@ def _checked(functions: Sequence[tuple[JsonObject, str]]) -> dict[str, tuple[Jso
             )
         if name in found:
             raise InvalidRequest(f"{where}.name: {name!r} is declared twice", param=f"{where}.name")
-        found[name] = (function, Function(name, _parameters(function.get("parameters"), f"{where}.parameters")))
+        param = f"{where}.parameters"
+        found[name] = (function, Function(name, _parameters(function.get("parameters"), param), param))
     return found
 
 

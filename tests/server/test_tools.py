@@ -11,7 +11,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from server.protocol.chat import ChatChunk, ChatResponse
-from server.structured.call_formats import HERMES
+from server.structured.call_formats import HERMES, LLAMA
 from tests.server.structured.matching import accepts, begins
 from tests.server.toy import TEMPLATE, ToyEngine, saying, toy_server
 
@@ -304,6 +304,20 @@ async def test_ids_of_calls_are_what_a_mistral_template_insists_on() -> None:
     assert len(first) == 9
 
 
+async def test_a_result_has_the_name_of_its_function_where_the_client_leaves_it_out() -> None:
+    template = "{% for m in messages %}{{ m.role }}:{{ m.name }} {% endfor %}{# tools <tool_call> #}"
+    call = {"id": "c1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c1", "content": "x"}]
+    assert await prompt_of(template, messages=messages) == "assistant: tool:now "
+
+
+async def test_a_template_that_takes_one_call_gets_one() -> None:
+    grammar = await grammar_of(TEMPLATE + "{# tools <|start_header_id|> '\"parameters\": ' #}")
+    assert grammar is not None
+    assert accepts(grammar, LLAMA.write(CALLS[:1]))
+    assert not begins(grammar, LLAMA.write(CALLS))
+
+
 # Refusals
 
 
@@ -323,7 +337,10 @@ async def test_ids_of_calls_are_what_a_mistral_template_insists_on() -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
             "tools[0].function.parameters",
         ),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}]}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "now"}}}, "tool_choice"),
