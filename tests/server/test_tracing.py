@@ -71,7 +71,7 @@ async def test_a_request_is_one_tree_with_right_timings_under_its_caller() -> No
     assert {chunk.parent_span_id for chunk in chunks} == {prefill.span_id}
     assert all(seconds(chunk) >= STEP_SECONDS for chunk in chunks)
     assert seconds(prefill) >= 3 * STEP_SECONDS
-    assert seconds(receiver.one("decode")) >= 7 * STEP_SECONDS
+    assert seconds(receiver.one("decode")) >= 5 * STEP_SECONDS  # of 8 gaps: the first token may be read late
     assert len(receiver.spans) == 1 + len(stages) + 3
 
 
