@@ -78,6 +78,11 @@ class AnswerParser:
         self.num_calls = 0
         self.in_call = False  # the last call is not complete
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the answer's reasoning has begun and not ended."""
+        return self._state == self._reasoning
+
     def feed(self, text: str) -> list[Piece]:
         """What a further piece of the answer brings."""
         self._buffer += text

@@ -12,7 +12,14 @@ from server.protocol.chat import ChatRequest
 from server.protocol.common import JsonObject
 from server.sse import DONE, frame
 from server.structured.parser import AnswerParser, AnswerSyntax, Piece, added_up
-from server.translate.parts import ResponseHead, Timings, chat_logprobs, prompt_logprobs, usage_fields
+from server.translate.parts import (
+    ResponseHead,
+    Timings,
+    chat_logprobs,
+    num_reasoning_tokens,
+    prompt_logprobs,
+    usage_fields,
+)
 from server.translate.sampling import check_stream_options
 
 
@@ -33,6 +40,7 @@ class ChatWriter:
         self._opened = False
         self._syntax = generation.plan.syntax
         self._legacy = bool(body.functions)
+        self._num_reasoning_tokens = 0
         self._parsers = [] if self._syntax is None else [self._syntax.parser() for _ in range(self._num_choices)]
 
     # Chunks
@@ -83,6 +91,7 @@ class ChatWriter:
     def _read(self, part: Part, parser: AnswerParser, syntax: AnswerSyntax) -> Iterator[bytes]:
         """The frames of a part of which not all is text; what is known of its tokens goes with the first."""
         pieces = parser.feed(part.text)
+        self._num_reasoning_tokens += len(part.token_ids) if parser.in_reasoning else 0
         if part.finish is not None:
             pieces += parser.end()
         deltas = [self._delta(piece, syntax) for piece in pieces]
@@ -121,7 +130,7 @@ class ChatWriter:
         """What comes after the last part."""
         fields: JsonObject = {}
         if self._include_usage:
-            fields["usage"] = usage_fields(self._generation.usage)
+            fields["usage"] = usage_fields(self._generation.usage, self._num_reasoning_tokens)
         if self._body.return_timings:
             fields["timings"] = timings.fields()
         return (frame(orjson.dumps(self._fields | {"choices": []} | fields)) if fields else b"") + DONE
@@ -133,12 +142,14 @@ class ChatWriter:
     # The whole
 
     def response(self, answers: Sequence[Answer], timings: Timings) -> bytes:
+        tokenizer = self._generation.tokenizer
+        reasoning = sum(num_reasoning_tokens(self._syntax, answer.token_ids, tokenizer) for answer in answers)
         body = (
             self._head.fields("chat.completion")
             | self._tier
             | {
                 "choices": [self._whole(index, answer) for index, answer in enumerate(answers)],
-                "usage": usage_fields(self._generation.usage),
+                "usage": usage_fields(self._generation.usage, reasoning),
             }
             | self._about_prompt()
         )

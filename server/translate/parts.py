@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.types import TokenLogprobs
 from server.generation import Usage
 from server.protocol.common import JsonObject
+from server.structured.parser import AnswerSyntax
 from server.text.output import LogprobEntry, ReportedToken
 from server.text.tokenizer import Tokenizer
 
@@ -54,14 +55,28 @@ class Timings:
         return ", ".join([*entries, f"total;dur={self.total_seconds * 1e3:.1f}"])
 
 
-def usage_fields(usage: Usage) -> JsonObject:
+def num_reasoning_tokens(syntax: AnswerSyntax | None, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
+    """Those of a whole answer that are its reasoning."""
+    if syntax is None or syntax.reasoning is None:
+        return 0
+    parser, count = syntax.parser(), 0
+    for token_id in token_ids:
+        parser.feed(tokenizer.token_bytes(token_id).decode("utf-8", "replace"))
+        if parser.in_reasoning:
+            count += 1
+        elif count:
+            break
+    return count
+
+
+def usage_fields(usage: Usage, reasoning_tokens: int = 0) -> JsonObject:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

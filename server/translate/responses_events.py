@@ -18,7 +18,7 @@ from server.sse import named_frame
 from server.structured.parser import AnswerSyntax, Kind, Piece
 from server.text.output import LogprobEntry
 from server.translate.chat_writer import new_call_id
-from server.translate.parts import ResponseHead, Timings, chat_logprobs
+from server.translate.parts import ResponseHead, Timings, chat_logprobs, num_reasoning_tokens
 
 _PREFIXES: Final = {"content": "msg_", "reasoning": "rs_", "call": "fc_"}
 
@@ -49,6 +49,7 @@ class ResponsesWriter:
         self._opened = False
         self._items: list[_Item] = []  # the last of them is open
         self._finish = "length"
+        self._num_reasoning_tokens = 0
 
     # Events
 
@@ -63,7 +64,10 @@ class ResponsesWriter:
         if self._syntax is None:
             pieces = [Piece("content", part.text)] if part.text or entries else []
         else:
-            pieces = self._parser.feed(part.text) + ([] if part.finish is None else self._parser.end())
+            pieces = self._parser.feed(part.text)
+            if isinstance(part, Part) and self._parser.in_reasoning:
+                self._num_reasoning_tokens += len(part.token_ids)
+            pieces += [] if part.finish is None else self._parser.end()
         for piece in pieces:
             told, entries = (entries, ()) if piece.kind == "content" else ((), entries)
             yield piece, told
@@ -162,6 +166,8 @@ class ResponsesWriter:
 
     def response(self, answers: Sequence[Answer], timings: Timings) -> bytes:
         answer = answers[0]
+        tokenizer = self._generation.tokenizer
+        self._num_reasoning_tokens = num_reasoning_tokens(self._syntax, answer.token_ids, tokenizer)
         if self._syntax is None:
             self._new_item(Piece("content", ""))
         for piece, entries in self._pieces(answer):
@@ -226,7 +232,7 @@ class ResponsesWriter:
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 

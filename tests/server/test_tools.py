@@ -156,6 +156,15 @@ async def test_reasoning_has_a_field_of_its_own() -> None:
     assert "".join(delta.get("content") or "" for delta in told) == ""
 
 
+async def test_tokens_of_reasoning_are_counted() -> None:
+    text = "<think>12345</think>\n\nYes."
+    async with toy_server(ToyEngine(saying(text)), template=THINKS) as toy:
+        whole = (await toy.post(PATH, messages=HI)).json()
+        chunks = await toy.events(PATH, messages=HI, stream_options={"include_usage": True})
+    counted = [body["usage"]["completion_tokens_details"]["reasoning_tokens"] for body in (whole, chunks[-1])]
+    assert counted == [len(">12345</think")] * 2
+
+
 async def test_reasoning_is_told_apart_without_tools() -> None:
     choice = await answer_of("<think>Hm.</think>\n\nYes.", THINKS, tools=None)
     assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Hm.", "Yes.")
