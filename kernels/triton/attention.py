@@ -41,13 +41,13 @@ class _Tiles:
 def _tiles(head_width: int, element_bytes: int, by_segments: bool) -> _Tiles:
     """What fits in Hopper's shared memory (227 KiB) and, with two sets of sums when by_segments, in its registers.
     `head_width` is padded to a power of two."""
-    if element_bytes == 4:
-        return _Tiles(32, 32, 8, 2) if head_width <= 128 else _Tiles(16, 32, 8, 1)
+    if element_bytes == 4:  # no tensor cores: whole rows in registers
+        return _Tiles(16, 16, 8, 1)
     if head_width <= 64:
         return _Tiles(64, 64, 4, 3) if by_segments else _Tiles(128, 64, 8, 3)
     if head_width <= 128:
         return _Tiles(64 if by_segments else 128, 64, 8, 3)
-    return _Tiles(64, 32, 8, 2)
+    return _Tiles(32 if by_segments else 64, 32, 8, 2)
 
 
 def paged_attention(
