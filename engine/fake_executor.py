@@ -88,7 +88,10 @@ class FakeExecutor:
         self._num_steps += 1
         self.forget(output.forget)
         self._strike(output)
+        self._constraints.wait()
         results = tuple([self._run(seq) for seq in output.seqs])
+        states = [self._sequences[seq.seq_id] for seq in output.seqs if seq.sample]
+        self._constraints.ask([state.matching for state in states if state.matching is not None])
         cost = self._options.step_seconds + self._options.token_seconds * output.num_scheduled_tokens
         begin = max(self._free_at, time.monotonic())
         self._free_at = begin + cost if cost else 0.0
@@ -168,16 +171,13 @@ class FakeExecutor:
 
     def _constrain(self, matching: Matching, token_id: int) -> Taken:
         """What a sequence takes instead of a token, if its grammar doesn't allow that."""
-        constraints = self._constraints
-        constraints.wait()
-        allowed = np.unpackbits(constraints.masks[matching.row].view(np.uint8), bitorder="little").nonzero()[0]
+        mask = self._constraints.masks[matching.row]
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
         if matching.error is not None or not len(allowed):
             return Taken(finished=matching.accepting, error=matching.error)
         if token_id not in allowed:
             token_id = int(allowed[token_id % len(allowed)])
-        taken = matching.take(token_id)
-        constraints.ask([matching])
-        return taken
+        return matching.take(token_id)
 
     def _token(self, state: _Sequence, position: int, before: int) -> int:
         if self._options.rule == "mix":
