@@ -300,12 +300,10 @@ class Generation:
             traced.begun_at = course.stream.begun_at
             traced.first_token_at, traced.last_token_at = course.first_token_at, course.last_token_at
             traced.num_cached_tokens = self._cached_tokens.get(index, 0)
-        trace.attributes |= {
-            "gen_ai.usage.input_tokens": usage.prompt_tokens,
-            "gen_ai.usage.output_tokens": usage.completion_tokens,
-            "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-            "gen_ai.response.finish_reasons": [choice.finish or "" for choice in self._choices],
-        }
+        trace.count("gen_ai.usage.input_tokens", usage.prompt_tokens)
+        trace.count("gen_ai.usage.output_tokens", usage.completion_tokens)
+        trace.count("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens)
+        trace.attributes["gen_ai.response.finish_reasons"] = [choice.finish or "" for choice in self._choices]
 
     def facts(self) -> dict[str, object]:
         """For the log, at the end: what was asked, what came of it, how long it took. {} if it never came to run."""

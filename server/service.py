@@ -162,7 +162,7 @@ class Work:
     async def _start(self, model: ServedModel) -> _Run:
         """Tokenise, and make ready to run."""
         job, server, trace = self.job, self.server, self.call.trace
-        if trace is not None:
+        if trace is not None and trace.planning is None:
             trace.planning = time.monotonic()
         plan = await offload(job.num_chars(), lambda: job.plan(model.text, lambda: secrets.randbits(64)))
         if plan.constraint is not None:

@@ -104,12 +104,15 @@ class RequestTrace:
         self.exemplar = {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
     def submitted(self, request_ids: Sequence[int], num_prompt_tokens: Sequence[int], now: float) -> None:
-        """The engine has it: from now on the steps that run it are noted."""
-        self._courses = {
-            request_id: PromptCourse(count, now)
-            for request_id, count in zip(request_ids, num_prompt_tokens, strict=True)
-        }
-        self._tracing.watch(self._courses)
+        """The engine has it: from now on the steps that run it are noted. A batch is submitted part by part."""
+        counted = zip(request_ids, num_prompt_tokens, strict=True)
+        added = {request_id: PromptCourse(count, now) for request_id, count in counted}
+        self._courses |= added
+        self._tracing.watch(added)
+
+    def count(self, name: str, number: int) -> None:
+        """Add to an attribute: the parts of a batch share a trace."""
+        self.attributes[name] = self.attributes.get(name, 0) + number
 
     def course(self, request_id: int) -> PromptCourse:
         """Of one submitted prompt."""

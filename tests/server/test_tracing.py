@@ -126,6 +126,20 @@ async def test_a_caller_that_does_not_sample_is_not_traced() -> None:
     assert "trace_id" not in exposition
 
 
+async def test_the_parts_of_a_batch_share_a_trace() -> None:
+    with receiving() as receiver:
+        async with fake_served(SLOW, otlp_endpoint=receiver.url) as served:
+            requests = [{"prompt": "x" * length, "max_tokens": 3} for length in (5, 6)]
+            answers = (await served.post("/generate/batch", requests=requests)).json()["responses"]
+    assert len(answers) == 2
+    root = receiver.one("POST /generate/batch")
+    usage = [attributes(root)[f"gen_ai.usage.{way}_tokens"] for way in ("input", "output")]
+    assert usage == [11, 6]
+    decodes = receiver.named("decode")
+    assert {span.parent_span_id for span in decodes} == {root.span_id}
+    assert sorted(attributes(span)["octavo.prompt"] for span in decodes) == [0, 1]
+
+
 async def test_a_refusal_is_a_trace_of_its_own_and_a_probe_is_none() -> None:
     with receiving() as receiver:
         async with toy_server(otlp_endpoint=receiver.url) as toy:
