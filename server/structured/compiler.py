@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,7 +48,6 @@ class GrammarCompiler:
 
     async def check(self, constraint: Constraint) -> None:
         """Raises InvalidRequest, NotSupported."""
-        self.check_size(len(constraint.grammar), constraint.param)
         compiling = asyncio.get_running_loop().run_in_executor(self._thread, self._problem, constraint)
         try:
             async with asyncio.timeout(self._timeout_seconds):
@@ -102,9 +102,17 @@ class GrammarCompiler:
             raise NotSupported(f"This model's answers cannot be constrained: {error}") from error
 
 
+# What the library says in its own terms, as clients know it.
+_SAID: Final[Mapping[str, str]] = {
+    "oneOf constraints": "'oneOf' cannot be enforced unless its schemas visibly exclude each other; write 'anyOf'",
+    "Too many items": "too many ways are open at once: require more of the properties, or write fewer alternatives",
+}
+
+
 def _first_line(message: str) -> str:
     """A problem as one line, without the state of the parser that may follow it."""
-    if message.startswith("oneOf constraints"):
-        return "'oneOf' cannot be enforced unless its schemas visibly exclude each other; write 'anyOf'"
-    text = " ".join(line.strip() for line in message.partition("\n<state>")[0].splitlines() if line.strip())
-    return text[:_MAX_MESSAGE] or "the grammar cannot be used"
+    for beginning, said in _SAID.items():
+        if beginning in message:
+            return said
+    text = message.partition("\n<state>")[0].replace("<non-verbose/>", "")
+    return " ".join(text.split())[:_MAX_MESSAGE] or "the grammar cannot be used"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from server.errors import InvalidRequest, NotSupported
@@ -52,29 +51,27 @@ def completion_form(body: ConstraintFields, model: ModelText) -> AnswerForm:
 
 def chat_form(body: ChatRequest, model: ModelText, rendered: Rendered) -> AnswerForm:
     """Of an answer in a conversation. Raises InvalidRequest."""
-    form = output_format(body)
-    use = rendered.tools
-    sources: Mapping[str, str] = rendered.template.sources
-    continues = bool(body.continue_final_message)
-    reasoning = None if continues else reasoning_of(sources, rendered.text)
-    calls = rendered.calls if use.functions else None
-    if form is not None and continues:
+    form, use = output_format(body), rendered.tools
+    if form is not None and body.continue_final_message:
         raise InvalidRequest(
             f"{form.param}: not with continue_final_message, as it describes the whole answer", param=form.param
         )
+    reasoning = None if body.continue_final_message else reasoning_of(rendered.template.sources, rendered.text)
+    calls = rendered.calls if use.functions else None
     syntax = None if reasoning is None and calls is None else AnswerSyntax(reasoning, calls)
-    if form is None and calls is None:
-        return AnswerForm(None, syntax)
     builder = GrammarBuilder(model.tokenizer)
-    answer = _calls(builder, rendered, form) if calls is not None else _text(builder, form)
-    grammar = builder.build(after_reasoning(builder, reasoning, answer))
-    param = form.param if form is not None and calls is None else use.param
-    parts = tuple((function.param, function.parameters) for function in use.functions) if calls is not None else ()
-    return AnswerForm(Constraint(grammar, param, parts), syntax)
-
-
-def _text(builder: GrammarBuilder, form: OutputFormat | None) -> str:
-    return "TEXT" if form is None else form.rule(builder)
+    if calls is not None:
+        answer = _calls(builder, rendered, form)
+    elif form is not None:
+        answer = form.rule(builder)
+    else:
+        return AnswerForm(None, syntax)
+    constraint = Constraint(
+        builder.build(after_reasoning(builder, reasoning, answer)),
+        use.param if form is None else form.param,
+        tuple((function.param, function.parameters) for function in use.functions),
+    )
+    return AnswerForm(constraint, syntax)
 
 
 def _calls(builder: GrammarBuilder, rendered: Rendered, form: OutputFormat | None) -> str:

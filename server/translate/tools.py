@@ -15,7 +15,6 @@ from server.structured.calls_grammar import Function
 from server.structured.schema import SchemaError, prepare
 from server.text.chat_template import ChatTemplate
 
-MAX_FUNCTIONS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KEYWORD: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 Mode = Literal["none", "auto", "required"]
@@ -88,8 +87,6 @@ def _wire_functions(tools: Sequence[JsonObject], param: str) -> list[JsonObject]
 
 def _checked(functions: Sequence[tuple[JsonObject, str]]) -> dict[str, tuple[JsonObject, Function]]:
     """Functions by their names, as sent and as enforced. Raises InvalidRequest."""
-    if len(functions) > MAX_FUNCTIONS:
-        raise InvalidRequest(f"tools: {len(functions)} functions, at most {MAX_FUNCTIONS} are allowed", param="tools")
     found: dict[str, tuple[JsonObject, Function]] = {}
     for function, where in functions:
         name = function.get("name")

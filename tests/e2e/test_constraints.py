@@ -38,6 +38,7 @@ BAD: tuple[dict[str, Any], ...] = (
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nonsense"}}}},
     {"guided_json": {"enum": ["x" * 1000 + str(i) for i in range(5000)]}},
+    {"guided_json": {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(2000)}}},
     {"guided_grammar": "start: nothing"},
     {"guided_grammar": "root ::= " + "(" * 5000},
     {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}]},

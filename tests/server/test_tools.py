@@ -374,6 +374,13 @@ async def test_what_does_not_fit_is_refused_by_its_name(fields: dict[str, Any], 
     assert toy.engine.requests == []
 
 
+async def test_of_tools_and_a_form_the_one_at_fault_is_named() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/no"}}}
+    async with toy_server(template=KNOWS_TOOLS) as toy:
+        response = await toy.post(PATH, messages=HI, tools=TOOLS, response_format=form)
+    assert response.json()["error"]["param"] == "response_format"
+
+
 async def test_an_answer_in_a_form_beside_calls_needs_a_format_that_tells_them_apart() -> None:
     llama = TEMPLATE + "{# tools <|start_header_id|> '\"parameters\": ' #}"
     async with toy_server(template=llama) as toy:
