@@ -92,7 +92,7 @@ def paged_attention(
         decode_kernel[(num_segments, num_kv_heads, count)](
             q, sums, statistics, *tables, first, q.stride(0), q.stride(1), *numbers,
             **shape, ROWS=max(16, power_of_two_at_least(group)), KEYS=tiles.keys, SEGMENT_TILES=segment_tiles,
-            num_warps=4, num_stages=tiles.num_stages,
+            num_warps=8 if q.element_size() == 4 else 4, num_stages=tiles.num_stages,
         )  # fmt: skip
         reduce_kernel[(num_heads, count)](
             sums, statistics, out, query_start_loc, seq_lens, first, num_segments, out.stride(0), out.stride(1),
