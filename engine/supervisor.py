@@ -24,10 +24,11 @@ from engine.child import Death, EngineProcess
 from engine.config import EngineConfig
 from engine.constraints.vocabulary import Vocabulary
 from engine.core.plan import SeqId
-from engine.errors import ConfigError, EngineDead, EngineError, EngineUnavailable, ModelError, ProfileRefused
+from engine.errors import ConfigError, EngineDead, EngineError, EngineUnavailable, ModelError
 from engine.flight_recorder import FlightRecorder, Record, write_dump
 from engine.inflight import Choice, Entry, InFlight
 from engine.logs import REQUEST, LogFormat
+from engine.profile_request import ProfileRequest
 from engine.recovery import Recovery, RecoveryOptions
 from engine.types import (
     CacheBranch,
@@ -141,7 +142,7 @@ class Supervisor:
         self._alone: SeqId | None = None  # the suspect on trial
         self._watchdog = Watchdog(options.limits, 0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._profiled: asyncio.Future[bytes] | None = None  # the profile being taken; b"" if it was lost
+        self._profile = ProfileRequest()
 
     @property
     def pid(self) -> int | None:
@@ -190,25 +191,12 @@ class Supervisor:
         """Let the engine note what its next steps do. Raises EngineUnavailable, ProfileRefused while one is taken."""
         if self.state is not EngineState.READY:
             raise EngineUnavailable("there is no engine to profile")
-        if self._profiled is not None and not self._profiled.done():
-            raise ProfileRefused("a profile is being taken")
-        self._profiled = asyncio.get_running_loop().create_future()
+        self._profile.begin()
         self.send(StartProfile(max_steps))
 
     async def stop_profile(self) -> bytes:
         """The trace: Chrome's Trace Event JSON. Raises ProfileRefused if none is taken or the engine died meanwhile."""
-        if self._profiled is None:
-            raise ProfileRefused("no profile is being taken")
-        self.send(StopProfile())
-        trace = await self._profiled
-        self._profiled = None
-        if not trace:
-            raise ProfileRefused("the engine died while the profile was taken")
-        return trace
-
-    def _profile_ended(self, trace: bytes) -> None:
-        if self._profiled is not None and not self._profiled.done():
-            self._profiled.set_result(trace)
+        return await self._profile.end(lambda: self.send(StopProfile()))
 
     def close(self) -> None:
         """Let `run` end: the engine is told to exit, and killed if it does not."""
@@ -387,7 +375,7 @@ class Supervisor:
             case CacheBranches(branches):
                 self.cache_branches = branches
             case Profiled(trace):
-                self._profile_ended(trace)
+                self._profile.told(trace)
             case Pong():
                 pass  # that it came is all it says
         self._changed.set()
@@ -408,7 +396,7 @@ class Supervisor:
             self.state = EngineState.RESTARTING
             self.reason = "the engine is being restarted"
         self.counters.replayed_choices += self._table.lose_engine()
-        self._profile_ended(b"")
+        self._profile.told(b"")
         self._changed.set()
 
     def _check_watchdog(self) -> None:
