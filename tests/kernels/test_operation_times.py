@@ -79,3 +79,15 @@ def test_an_operation_within_another_is_part_of_it(name: str) -> None:
 
 def test_the_operations_are_methods_of_the_interface() -> None:
     assert all(hasattr(KernelSet, name) for name in OPERATIONS)
+
+
+def test_every_operation_of_a_forward_pass_is_told() -> None:
+    """A new one has to be put on the list, or it would be missing from the shares of time."""
+    others = {
+        *("empty", "upload", "write", "download", "new_kv_cache", "new_host_kv_cache", "kv_block_bytes"),
+        *("copy_blocks", "move_blocks", "device_memory_available_bytes", "weight_bytes"),
+        *("pack_linear", "pack_experts", "pack_vector", "attach_weight", "attach_experts", "export_weight"),
+        *("sample", "logprobs", "run", "run_timed", "range_begun", "range_ended", "synchronize", "close"),
+    }
+    public = {name for name, value in vars(KernelSet).items() if callable(value) and not name.startswith("_")}
+    assert public - others == set(OPERATIONS)
