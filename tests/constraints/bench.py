@@ -1,43 +1,42 @@
 """What constraints cost and what fast-forward gains: `python -m tests.constraints.bench`.
 
-The default model on the native kernels, sixteen streams, no server. Three questions:
+The default model on the native kernels, sixteen streams straight from the engine process, no HTTP. Three questions:
 
 - free streams beside constrained ones of the same lengths, every token computed: what masks cost;
 - a schema of long names and few choices, with fast-forward and without: what forced tokens save;
 - the mask of one token, sequence by sequence, the hop to the thread that computes it and back included.
 
-Rounds alternate between the contestants, so that a busy machine hits all alike; the best round of each counts, and the
-same ratio by processor time is told beside it, which others on the machine cannot lengthen. Ends in one JSON line.
+Rounds alternate between the contestants, so that a busy machine hits all alike; the median round of each counts, and
+the same ratio by the engine's processor time is told beside it, which others cannot lengthen. Ends in one JSON line.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
+import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
+import psutil
 
+from engine.client import EngineClient, RequestStream
+from engine.config import EngineConfig
 from engine.constraints.grammars import GrammarStore
 from engine.constraints.matching import Constraints
-from engine.core.plan import SeqId
-from engine.models.decoder import Decoder, Workspace
-from engine.models.loader import load_weights, open_model
+from engine.constraints.vocabulary import Vocabulary
 from engine.types import GenerationRequest
-from kernels.interface import DType
-from kernels.select import select
 from server import model_store
 from server.text.loading import load_tokenizer
 from server.text.tokenizer import Tokenizer
 from server.text.vocabulary import vocabulary
 from tests.choices import request
-from tests.constraints.conftest import MAX_BATCHED_TOKENS, MAX_MODEL_LEN, Schema, by_schema
-from tests.runner.harness import Harness
+from tests.constraints.conftest import Schema, by_schema
 
 STREAMS = 16
 TEXT: Schema = {"type": "string", "minLength": 40, "maxLength": 160}
@@ -71,25 +70,59 @@ class Seconds(NamedTuple):
     processor: float  # of all threads
 
 
-def best(times: list[Seconds]) -> Seconds:
-    return Seconds(*map(min, zip(*times, strict=True)))
+def usual(times: list[Seconds]) -> Seconds:
+    return Seconds(*map(median, zip(*times, strict=True)))
 
 
-@dataclass(frozen=True)
 class Runs:
-    """Makes a harness for each run: the model is loaded once."""
+    """An engine without fast-forward and one with it, to time requests on."""
 
-    new_harness: Callable[[bool], Harness]
-    ids: itertools.count[int]
+    def __init__(self, without: EngineClient, with_it: EngineClient) -> None:
+        self._clients = without, with_it
 
-    def time(self, requests: list[GenerationRequest], *, fast_forward: bool = False) -> tuple[Seconds, list[list[int]]]:
+    async def time(
+        self, requests: list[GenerationRequest], *, fast_forward: bool = False
+    ) -> tuple[Seconds, list[list[int]]]:
         """How long it took, and the outputs."""
-        harness = self.new_harness(fast_forward)
-        mine = [replace(one, request_id=next(self.ids)) for one in requests]
-        begun_at, worked = time.perf_counter(), time.process_time()
-        outcomes = harness.run(*mine)
-        seconds = Seconds(time.perf_counter() - begun_at, time.process_time() - worked)
-        return seconds, [outcomes[SeqId(one.request_id, 0)].token_ids for one in mine]
+        client = self._clients[fast_forward]
+        process = psutil.Process(client.engine_pid)
+        begun_at, worked = time.perf_counter(), _worked(process)
+        streams = [client.submit(replace(one, request_id=client.new_request_id())) for one in requests]
+        outputs = await asyncio.gather(*map(_outputs, streams))
+        return Seconds(time.perf_counter() - begun_at, _worked(process) - worked), outputs
+
+
+def _worked(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _outputs(stream: RequestStream) -> list[int]:
+    tokens: list[int] = []
+    async for updates in stream:
+        for update in updates:
+            if update.error is not None:
+                raise RuntimeError(update.error)
+            tokens += update.new_token_ids
+    return tokens
+
+
+async def start(path: Path, words: Vocabulary, threads: int, *, fast_forward: bool) -> EngineClient:
+    client = EngineClient(
+        EngineConfig(
+            str(path),
+            kernels="native",
+            num_threads=threads,
+            max_model_len=2048,
+            kv_cache_memory_bytes=1 << 29,
+            prefix_caching=False,
+            fast_forward=fast_forward,
+        )
+    )
+    await client.start()
+    await client.wait_ready()
+    client.use_vocabulary(words)
+    return client
 
 
 def prompts(tokenizer: Tokenizer, question: str) -> list[list[int]]:
@@ -99,20 +132,20 @@ def prompts(tokenizer: Tokenizer, question: str) -> list[list[int]]:
     ]
 
 
-def measure_cost(runs: Runs, tokenizer: Tokenizer, rounds: int, max_tokens: int) -> dict[str, float]:
+async def measure_cost(runs: Runs, tokenizer: Tokenizer, rounds: int, max_tokens: int) -> dict[str, float]:
     """Free and constrained streams of the same lengths."""
     grammar = by_schema(TEXTS)
     constrained = [
         request(0, prompt, max_tokens, temperature=0.8, seed=k, stop=tokenizer.eos_token_ids, constraint=grammar)
         for k, prompt in enumerate(prompts(tokenizer, "Sum up the history of printing as JSON."))
     ]
-    lengths = [len(tokens) for tokens in runs.time(constrained)[1]]
+    lengths = [len(tokens) for tokens in (await runs.time(constrained))[1]]
     free = [
         replace(one, constraint=None, stop_token_ids=(), sampling=replace(one.sampling, max_tokens=length))
         for one, length in zip(constrained, lengths, strict=True)
     ]
-    times = [(runs.time(free)[0], runs.time(constrained)[0]) for _ in range(rounds)]
-    without, with_masks = best([one for one, _ in times]), best([other for _, other in times])
+    times = [((await runs.time(free))[0], (await runs.time(constrained))[0]) for _ in range(rounds)]
+    without, with_masks = usual([one for one, _ in times]), usual([other for _, other in times])
     return {
         "tokens": sum(lengths),
         "free_tokens_per_second": sum(lengths) / without.wall,
@@ -122,18 +155,18 @@ def measure_cost(runs: Runs, tokenizer: Tokenizer, rounds: int, max_tokens: int)
     }
 
 
-def measure_fast_forward(runs: Runs, tokenizer: Tokenizer, rounds: int) -> dict[str, float]:
+async def measure_fast_forward(runs: Runs, tokenizer: Tokenizer, rounds: int) -> dict[str, float]:
     """The same outputs with and without."""
     grammar = by_schema(BOILERPLATE)
     requests = [
         request(0, prompt, 400, temperature=0.8, seed=k, stop=tokenizer.eos_token_ids, constraint=grammar)
         for k, prompt in enumerate(prompts(tokenizer, "Fill in the form as JSON."))
     ]
-    outputs = runs.time(requests)[1]
-    if runs.time(requests, fast_forward=True)[1] != outputs:
+    outputs = (await runs.time(requests))[1]
+    if (await runs.time(requests, fast_forward=True))[1] != outputs:
         raise RuntimeError("fast-forward has changed the outputs")
-    times = [(runs.time(requests)[0], runs.time(requests, fast_forward=True)[0]) for _ in range(rounds)]
-    off, on = best([one for one, _ in times]), best([other for _, other in times])
+    times = [((await runs.time(requests))[0], (await runs.time(requests, fast_forward=True))[0]) for _ in range(rounds)]
+    off, on = usual([one for one, _ in times]), usual([other for _, other in times])
     num_tokens = sum(map(len, outputs))
     return {
         "tokens": num_tokens,
@@ -171,54 +204,39 @@ def measure_masks(
     return figures
 
 
+async def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    path = model_store.packaged_model_path()
+    tokenizer = load_tokenizer(path).tokenizer
+    words = vocabulary(tokenizer, tokenizer.vocab_size)
+    without, with_it = [await start(path, words, options.threads, fast_forward=on) for on in (False, True)]
+    runs = Runs(without, with_it)
+    try:
+        cost = await measure_cost(runs, tokenizer, options.rounds, options.tokens)
+        gain = await measure_fast_forward(runs, tokenizer, options.rounds)
+        outputs = {}
+        for schema in (TEXTS, BOILERPLATE):
+            grammar = by_schema(schema)
+            ask = [
+                request(0, prompt, options.tokens, temperature=0.8, seed=k, constraint=grammar)
+                for k, prompt in enumerate(prompts(tokenizer, "Answer as JSON."))
+            ]
+            outputs[grammar] = (await runs.time(ask))[1]
+    finally:
+        await without.close()
+        await with_it.close()
+    grammars = GrammarStore()
+    grammars.use(words)
+    return {"cost": cost, "fast_forward": gain, "mask_microseconds": measure_masks(grammars, tokenizer, outputs)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=200, help="per constrained stream, at most")
-    options = parser.parse_args()
-
-    path = model_store.packaged_model_path()
-    kernels = select("cpu", DType.BFLOAT16, "native", options.threads)
-    files = open_model(path)
-    weights = load_weights(files, kernels)
-    workspace = Workspace(files.config, kernels, MAX_BATCHED_TOKENS)
-    tokenizer = load_tokenizer(path).tokenizer
-    grammars = GrammarStore()
-    grammars.use(vocabulary(tokenizer, files.config.vocab_size))
-
-    def new_harness(fast_forward: bool) -> Harness:
-        decoder = Decoder(files.config, weights, kernels, workspace, MAX_MODEL_LEN)
-        return Harness(
-            decoder,
-            kernels,
-            num_blocks=1024,
-            budget=MAX_BATCHED_TOKENS,
-            prefix_cache=False,
-            grammars=grammars,
-            fast_forward=fast_forward,
-        )
-
-    runs = Runs(new_harness, itertools.count())
-    cost = measure_cost(runs, tokenizer, options.rounds, options.tokens)
-    gain = measure_fast_forward(runs, tokenizer, options.rounds)
-    outputs = {}
-    for schema in (TEXTS, BOILERPLATE):
-        grammar = by_schema(schema)
-        ask = [
-            request(0, prompt, options.tokens, temperature=0.8, seed=k, constraint=grammar)
-            for k, prompt in enumerate(prompts(tokenizer, "Answer as JSON."))
-        ]
-        outputs[grammar] = runs.time(ask)[1]
-    result = {
-        "kernels": kernels.description,
-        "threads": options.threads,
-        "cost": cost,
-        "fast_forward": gain,
-        "mask_microseconds": measure_masks(grammars, tokenizer, outputs),
-    }
-    for part in ("cost", "fast_forward", "mask_microseconds"):
-        sys.stdout.write(f"{part}\n" + "".join(f"  {k:42} {v:10.3f}\n" for k, v in result[part].items()))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--tokens", type=int, default=100, help="per constrained stream, at most")
+    result = asyncio.run(measure(parser.parse_args()))
+    for part, figures in result.items():
+        sys.stdout.write(f"{part}\n" + "".join(f"  {name:42} {value:10.3f}\n" for name, value in figures.items()))
     sys.stdout.write(json.dumps(result) + "\n")
 
 
