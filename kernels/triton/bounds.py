@@ -172,13 +172,13 @@ def collect_kernel(
 def ordered(z: tl.tensor) -> tl.tensor:
     """Whole numbers (uint32) that compare as the floats do."""
     bits = z.to(tl.uint32, bitcast=True)
-    return tl.where((bits >> 31) == 1, ~bits, bits ^ 0x80000000)
+    return tl.where((bits >> 31) == 1, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
 def in_order(number: tl.tensor) -> tl.tensor:
     """The float of an ordered() number."""
-    bits = tl.where((number >> 31) == 1, number ^ 0x80000000, ~number)
+    bits = tl.where((number >> 31) == 1, number ^ 0x80000000, number ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
