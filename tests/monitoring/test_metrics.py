@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
 from engine.types import KVGroupStats, StepStats
 from monitoring.accelerator import Accelerators
@@ -216,3 +217,17 @@ def test_a_machine_without_a_driver_has_no_gpus() -> None:
 
     assert Accelerators(fake_nvml(nvmlInit=fail)).samples() == []
     assert Accelerators(None).samples() == []
+
+
+def test_openmetrics_is_spoken_to_who_asks_for_it_and_says_the_same() -> None:
+    metrics = Metrics("1", lambda: STEP, EngineLife)
+    metrics.first_token(0.3, {"trace_id": "ab" * 16, "span_id": "cd" * 8})
+    plain, plain_type = metrics.render("text/plain")
+    text, content_type = metrics.render("application/openmetrics-text; version=1.0.0")
+    assert plain_type.startswith("text/plain")
+    assert content_type.startswith("application/openmetrics-text")
+    families = list(openmetrics_families(text.decode()))  # type: ignore[no-untyped-call]
+    exemplars = [sample.exemplar for family in families for sample in family.samples if sample.exemplar]
+    assert [exemplar.labels["trace_id"] for exemplar in exemplars] == ["ab" * 16]
+    ours = {sample.name for family in families for sample in family.samples if sample.name.startswith("octavo_")}
+    assert ours >= {name.partition("{")[0] for name in samples(plain.decode()) if name.startswith("octavo_")}
