@@ -14,14 +14,11 @@ _REDUCED_AT_ONCE = 1024
 
 
 @triton.jit
-def whole_numbers(
-    codes: tl.tensor,
-    dtype: tl.tensor,
-) -> tl.tensor:
-    """Codes as operands of a dot with tiles of `dtype`. The interpreter makes no bfloat16 of whole numbers."""
+def whole_numbers(codes: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """Codes as operands of a dot with tiles of TYPE. The interpreter makes no bfloat16 of whole numbers."""
     if INTERPRETED:
         return codes.to(tl.float32)
-    return codes.to(dtype)
+    return codes.to(TYPE)
 
 
 def num_splits(num_tiles: int, num_steps: int, least_steps: int, resident: int) -> int:
