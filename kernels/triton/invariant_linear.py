@@ -40,7 +40,7 @@ def invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
         BLOCK_M=_TOKENS,
         BLOCK_N=_OUTPUTS,
         BLOCK_K=_INPUTS,
-        num_warps=4,
+        num_warps=8,
         num_stages=2 if x.element_size() == 4 else 4,
     )
     if splits > 1:

@@ -142,6 +142,8 @@ def _plain(kernels: KernelsOnPaper) -> None:
     kernels.batch_invariant = True
     kernels.linear(x, weight, kernels.empty((_TOKENS, 128), kernels.activation_dtype))
     kernels.linear(x, weight, kernels.empty((_TOKENS, 128), DType.FLOAT32))
+    odd = kernels.pack_linear([HostWeight("F32", np.zeros((3, 100), np.float32), 3, 100)])
+    kernels.linear(x[:1, :100], odd, kernels.empty((1, 3), DType.FLOAT32))
     kernels.batch_invariant = False
     experts = kernels.pack_experts([[host]] * 8)
     for num_tokens in (_TOKENS, 32 * _TOKENS):
