@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ pytest.importorskip("kernels.native._native", reason="the native kernels are not
 from engine.core.plan import SeqId
 from engine.core.queue_policies import queue_factories
 from engine.core.request import Sequence, Status
+from engine.models.loader import load_model, open_model
 from engine.types import FinishReason, GenerationRequest, KVGroupStats
-from kernels.interface import DType, KernelSet
+from kernels.interface import DType
 from kernels.select import select
 from tests.choices import Outcome, request
 from tests.runner.harness import Harness
@@ -30,15 +32,25 @@ NUM_BLOCKS = 26
 HOST_BLOCKS = 120
 
 
-@pytest.fixture(scope="module")
-def native() -> KernelSet:
-    return select("cpu", DType.FLOAT32, "native", num_threads=1)
+DEFAULT = pytest.param(None, marks=pytest.mark.slow, id="default-model")
 
 
-@pytest.fixture(scope="module", params=[(None, None), (40, None)], ids=["full", "window"])
-def make(native: KernelSet, request: pytest.FixtureRequest) -> Make:
-    """A decoder for each: what the kernels have recorded of it belongs to one set of buffers."""
-    return lambda **options: Harness(tiny_decoder(native, request.param), native, **options)
+@pytest.fixture(
+    scope="module", params=[pytest.param((None, None), id="full"), pytest.param((40, None), id="window"), DEFAULT]
+)
+def make(default_model_path: Path, request: pytest.FixtureRequest) -> Make:
+    """A tiny model with these windows, or the default model. A decoder for each harness: what the kernels have recorded
+    of it belongs to one set of buffers."""
+    if request.param is not None:
+        tiny = select("cpu", DType.FLOAT32, "native", num_threads=1)
+        return lambda **options: Harness(tiny_decoder(tiny, request.param), tiny, **options)
+    native = select("cpu", DType.BFLOAT16, "native", num_threads=2)
+
+    def default_model(**options: Any) -> Harness:
+        opened = open_model(default_model_path)
+        return Harness(load_model(opened, native, max_model_len=8192, max_num_batched_tokens=512), native, **options)
+
+    return default_model
 
 
 def mixed_requests(rng: random.Random, count: int, first_id: int = 0, *, alike: float = 0.4) -> list[GenerationRequest]:
