@@ -10,6 +10,7 @@ from typing import Literal
 
 from engine.errors import ConfigError
 from engine.hardware import Hardware
+from engine.models.quantization import Quantization
 
 KV_SHARE_HOST = 0.25  # of the host memory left after the weights: other programs live here too
 KV_SHARE_DEVICE = 0.9  # of the GPU memory left after weights and activations: nobody else does
@@ -20,7 +21,6 @@ HOST_KV_SHARE = 0.25  # of the host memory that is left
 BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "int8": 1}
 KV_SCALE_BYTES = 4  # an 8-bit KV cache keeps a scale per token and head
 
-Quantization = Literal["auto", "none", "int8", "int4"]
 KVCacheDType = Literal["float32", "bfloat16", "int8"]
 QUANTIZATION_GROUPS = (32, 64, 128)
 

@@ -68,8 +68,8 @@ class RecordingPacker:
 
     def _write(self, description: Any, data: npt.NDArray[np.uint8]) -> None:
         self._file.write(bytes(-self._file.tell() % _PAGE))
-        self._records.append((description, self._file.tell(), data.nbytes, zlib.crc32(data)))
-        self._file.write(data)
+        self._records.append((description, self._file.tell(), data.nbytes, zlib.crc32(data.data)))
+        self._file.write(data.data)
 
 
 class PackedFile:
@@ -86,7 +86,7 @@ class PackedFile:
         index = self._read_index()
         if index.get("kernels") != packed_format:
             raise PackedFileError(f"it was packed for {index.get('kernels')}")
-        self._records: list[_Record] = [(record[0], *map(int, record[1:4])) for record in index["records"]]  # type: ignore[misc]
+        self._records: list[_Record] = [(record[0], *map(int, record[1:4])) for record in index["records"]]
         if any(offset + length > size for _, offset, length, _ in self._records):
             raise PackedFileError("it is truncated")
 
@@ -109,7 +109,7 @@ class PackedFile:
         return np.frombuffer(self._map, np.uint8, size, offset) if size else np.empty(0, np.uint8)
 
     def _checksum(self, record: _Record) -> int:
-        return zlib.crc32(self._bytes(record[1], record[2]))
+        return zlib.crc32(self._bytes(record[1], record[2]).data)
 
     def _read_index(self) -> dict[str, Any]:
         offset, size, crc, magic = _END.unpack_from(self._map, len(self._map) - _END.size)

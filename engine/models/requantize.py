@@ -17,8 +17,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from engine.config import Quantization
 from engine.models.checkpoint import Weights
+from engine.models.quantization import Quantization
 from kernels import formats
 from kernels.interface import DType, HostWeight
 

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import Quantization
 from engine.models.checkpoint import Progress
 from engine.models.config import ModelConfig
 from engine.models.loader import LoadFormat, OpenedModel, load_weights, open_model
 from engine.models.packed_cache import PackedCache, PackedEntry, SourceFacts
 from engine.models.packed_file import PackedFile, PackedFileError, RecordingPacker, ReplayingPacker, ShapesOnly
+from engine.models.quantization import Quantization
 from engine.models.requantize import label, requantized
 from engine.models.weights import DecoderWeights, WeightPacker
 from kernels.interface import DType, KernelSet

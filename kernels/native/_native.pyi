@@ -16,6 +16,9 @@ class PackedWeight:
     nbytes: int
     shape: tuple[int, int]
     kinds: list[str]
+    parts: list[tuple[int, int, int, int, int]]
+    data: npt.NDArray[np.uint8]
+    bias: npt.NDArray[np.float32]
 
 class KvLayout:
     block_bytes: int
@@ -122,5 +125,8 @@ class Session:
 def available_isas() -> str: ...
 def kv_layout(kind: int, layers: int, block_size: int, kv_heads: int, d: int, dv: int) -> KvLayout: ...
 def pack(
-    parts: Sequence[tuple[str, npt.NDArray[np.uint8], int, int]], bf16: bool, bias: _Array | None
+    parts: Sequence[tuple[str, npt.NDArray[np.uint8], int, int]], bf16: bool, bias: _Array | None, threads: int = 1
 ) -> PackedWeight: ...
+def attach(parts: list[tuple[int, ...]], data: npt.NDArray[np.uint8], bias: _Array | None) -> PackedWeight: ...
+
+PACKED_VERSION: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.device import LOG2_E, dot, power_of_two, tanh
+from kernels.triton.device import LOG2_E, dot, narrow, power_of_two, tanh
 
 
 @triton.jit
@@ -75,7 +75,7 @@ def _attend(
             mask=written[:, None] & (value_dims[None, :] < VALUE_DIM),
             other=0.0,
         )
-        sums = dot(weights.to(q.dtype), v.to(q.dtype), sums * shrink[:, None])
+        sums = dot(narrow(weights, q.dtype), v.to(q.dtype), sums * shrink[:, None])
         maximum = risen
     return maximum, total, sums
 
@@ -191,7 +191,7 @@ def prefill_kernel(
     out_rows = token.to(tl.int64) * out_token_stride + head * out_head_stride
     tl.store(
         out + out_rows[:, None] + value_dims[None, :],
-        attended.to(out.dtype.element_ty),
+        narrow(attended, out.dtype.element_ty),
         mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
     )
 
@@ -319,4 +319,6 @@ def reduce_kernel(
         )
     attended = sums / total[:, None]
     target = out + token.to(tl.int64) * out_token_stride + head * out_head_stride
-    tl.store(target + one[:, None] + dims[None, :], attended.to(out.dtype.element_ty), mask=dims[None, :] < VALUE_DIM)
+    tl.store(
+        target + one[:, None] + dims[None, :], narrow(attended, out.dtype.element_ty), mask=dims[None, :] < VALUE_DIM
+    )

@@ -31,6 +31,16 @@ def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def narrow(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """float32 x as TYPE, rounded to nearest even. The interpreter cuts bfloat16's bits off: there they go before."""
+    if INTERPRETED and tl.bfloat16 == TYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, rounded, x)
+    return x.to(TYPE)
+
+
+@triton.jit
 def tanh(x: tl.tensor) -> tl.tensor:
     """To float32's precision, relative to the result: near 0 by its series, where 1 − e^(−2x) would cancel."""
     square = x * x

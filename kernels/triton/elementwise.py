@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.interface import Activation
-from kernels.triton.device import sigmoid, tanh
+from kernels.triton.device import narrow, sigmoid, tanh
 
 _BLOCK = 1024
 
@@ -40,7 +40,7 @@ def gated_activation_kernel(
     gate = tl.load(source, mask=columns < width, other=0.0).to(tl.float32)
     up = tl.load(source + width, mask=columns < width, other=0.0).to(tl.float32)
     product = _activate(gate, ACTIVATION) * up
-    tl.store(out + row * out_stride + columns, product.to(out.dtype.element_ty), mask=columns < width)
+    tl.store(out + row * out_stride + columns, narrow(product, out.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def activation_kernel(
 ) -> None:
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + row * in_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
-    activated = _activate(values, ACTIVATION).to(out.dtype.element_ty)
+    activated = narrow(_activate(values, ACTIVATION), out.dtype.element_ty)
     tl.store(out + row * out_stride + columns, activated, mask=columns < width)
 
 
@@ -64,7 +64,7 @@ def soft_cap_kernel(x: tl.tensor, width: tl.tensor, stride: tl.tensor, cap: tl.t
     row, columns = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     places = x + row * stride + columns
     values = tl.load(places, mask=columns < width, other=0.0).to(tl.float32)
-    tl.store(places, (cap * tanh(values / cap)).to(x.dtype.element_ty), mask=columns < width)
+    tl.store(places, narrow(cap * tanh(values / cap), x.dtype.element_ty), mask=columns < width)
 
 
 @triton.jit
@@ -83,7 +83,7 @@ def add_gated_kernel(
     added = tl.load(y + row * y_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
     total = tl.load(places, mask=columns < width, other=0.0).to(tl.float32)
     total += sigmoid(tl.load(gate + row * gate_stride)) * added
-    tl.store(places, total.to(x.dtype.element_ty), mask=columns < width)
+    tl.store(places, narrow(total, x.dtype.element_ty), mask=columns < width)
 
 
 def gated_activation(gate_up: torch.Tensor, activation: Activation, out: torch.Tensor) -> None:

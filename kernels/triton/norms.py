@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.device import power_of_two_at_least
+from kernels.triton.device import narrow, power_of_two_at_least
 
 _TILE = 1024  # elements of a program that takes several short rows
 
@@ -42,7 +42,8 @@ def norm_kernel(
     values = tl.load(x + sources, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         places = residual + (token * residual_stride)[:, None] + columns[None, :]
-        total = (values + tl.load(places, mask=inside, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
+        total = values + tl.load(places, mask=inside, other=0.0).to(tl.float32)
+        total = narrow(total, residual.dtype.element_ty)
         tl.store(places, total, mask=inside)
         values = total.to(tl.float32)
     if CENTRED:
@@ -53,7 +54,7 @@ def norm_kernel(
     if HAS_BIAS:
         normed += tl.load(bias + columns, mask=columns < width, other=0.0)[None, :]
     targets = (token * out_stride + head * out_head_stride)[:, None] + columns[None, :]
-    tl.store(out + targets, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + targets, narrow(normed, out.dtype.element_ty), mask=inside)
 
 
 def norm(

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from kernels.interface import DType, RopeSpec
 from kernels.reference.kv_cache import KVCache
-from kernels.triton.device import power_of_two_at_least
+from kernels.triton.device import narrow, power_of_two_at_least
 
 _TILE = 2048  # elements that a program works on at a time, about
 
@@ -19,9 +19,15 @@ _FLOAT8_MAX = tl.constexpr(448.0)
 
 @triton.jit
 def _largest(x: tl.tensor) -> tl.tensor:
-    """max |x| along the last axis; NaN if there is one, which a maximum alone would pass over."""
+    """max |x| along the last axis; NaN if there is one, which a maximum alone passes over."""
     poison = tl.sum(tl.where(x == x, 0.0, x), axis=1)
-    return tl.max(tl.abs(x), axis=1) + poison
+    return tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1) + poison
+
+
+@triton.jit
+def _larger(x: tl.tensor, y: tl.tensor) -> tl.tensor:
+    """The larger one; NaN if either is."""
+    return tl.where((x > y) | (x != x), x, y)
 
 
 @triton.jit
@@ -34,7 +40,7 @@ def _store(places: tl.tensor, x: tl.tensor, scale: tl.tensor, inside: tl.tensor,
     else:
         if STORED == "float8":
             x = tl.where(x > _FLOAT8_MAX, _FLOAT8_MAX, tl.where(x < -_FLOAT8_MAX, -_FLOAT8_MAX, x))
-        tl.store(places, x.to(places.dtype.element_ty), mask=inside)
+        tl.store(places, narrow(x, places.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -96,12 +102,12 @@ def rope_and_store_kernel(
         sin = tl.load(angles + HALF, mask=pair < HALF, other=0.0)[None, :]
         a = tl.load(sources + first_dim[None, :], mask=inside, other=0.0).to(tl.float32)
         b = tl.load(sources + second_dim[None, :], mask=inside, other=0.0).to(tl.float32)
-        first = (a * cos - b * sin).to(q.dtype.element_ty)
-        second = (b * cos + a * sin).to(q.dtype.element_ty)
+        first = narrow(a * cos - b * sin, q.dtype.element_ty)
+        second = narrow(b * cos + a * sin, q.dtype.element_ty)
         tl.store(sources + first_dim[None, :], first, mask=inside)
         tl.store(sources + second_dim[None, :], second, mask=inside)
         first, second = first.to(tl.float32), second.to(tl.float32)
-        largest = tl.maximum(_largest(first), _largest(second)) + 0.0 * (_largest(first) + _largest(second))
+        largest = _larger(_largest(first), _largest(second))
     slot = tl.load(slot_mapping + token)
     if is_query | (slot < 0):
         return
@@ -114,7 +120,7 @@ def rope_and_store_kernel(
     scale = largest
     if ROTARY < HEAD_DIM:
         rest = tl.load(sources + rest_dim[None, :], mask=rest_inside, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, _largest(rest)) + 0.0 * (largest + _largest(rest))
+        largest = _larger(largest, _largest(rest))
     if STORED == "codes":
         scale = tl.div_rn(largest, tl.full([HEADS], 127.0, tl.float32))
         tl.store(key_scales + scale_row + heads, scale, mask=heads < KV_HEADS)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.reference.kv_cache import KVCache
+from kernels.triton.device import narrow
 
 _BLOCK = 1024
 _WORD = torch.int32
@@ -34,7 +35,8 @@ def gather_rows_kernel(
         values = values.to(tl.float32) * scale
         if ACCUMULATE:
             values += tl.load(target, mask=columns < width).to(tl.float32)
-    tl.store(target, values.to(out.dtype.element_ty), mask=columns < width)
+        values = narrow(values, out.dtype.element_ty)
+    tl.store(target, values, mask=columns < width)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import logging
 import subprocess
 import sys
@@ -161,10 +162,14 @@ def test_without_the_extension_auto_says_so_in_one_line(
     with caplog.at_level(logging.WARNING):
         assert select("cpu", DType.FLOAT32, "auto", 1).name == "torch"
     assert [record.message for record in caplog.records] == [
-        "native kernels are not built (No module named '_native'): using the slower torch kernels"
+        "native kernels are not built (No module named '_native'): using the slower torch kernels; "
+        "install a C++17 compiler and run pip install . again"
     ]
     with pytest.raises(ValueError, match="install a C\\+\\+17 compiler"):
         select("cpu", DType.FLOAT32, "native", 1)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"install a C\+\+17 compiler .*, or pip install 'octavo\[torch\]'"):
+        select("cpu", DType.FLOAT32, "auto", 1)
 
 
 def test_native_kernels_load_no_torch() -> None:

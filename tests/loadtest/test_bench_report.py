@@ -185,7 +185,7 @@ def test_octavos_own_metrics_exist_under_the_names_looked_for() -> None:
     from monitoring.metrics import Metrics
 
     step = StepStats(1, 2, 3, 4, 5, (KVGroupStats(6, 7, 8, 9),), 0, 0, 10, 11, 0, 12, 0, 0)
-    found = parse_metrics(Metrics("0", lambda: step).render().decode())
+    found = parse_metrics(Metrics("0", lambda: step).render()[0].decode())
     expected = {name for name, sources in SOURCES.items() if any(s.metric.startswith("octavo_") for s in sources)}
     assert set(found) == expected
     assert (found["running"], found["kv_cached_blocks"], found["preemptions"]) == (2.0, 9.0, 12.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.config import Quantization
 from engine.models.checkpoint import DummyWeights
+from engine.models.quantization import Quantization
 from engine.models.requantize import label, requantized
 from kernels import formats
 from kernels.interface import DType, HostWeight

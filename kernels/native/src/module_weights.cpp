@@ -20,17 +20,51 @@ HostPart host_part(const nb::tuple& part, std::vector<In>& owners) {
   return host;
 }
 
-std::shared_ptr<PackedWeight> pack_parts(const nb::list& parts, bool bf16, const std::optional<In>& bias) {
+std::vector<float> floats(const std::optional<In>& bias) {
+  if (!bias) return {};
+  const auto b = dense<const float>(*bias, "bias", 1);
+  return {b.data, b.data + b.last()};
+}
+
+std::shared_ptr<PackedWeight> pack_parts(const nb::list& parts, bool bf16, const std::optional<In>& bias, int threads) {
+  expect(threads >= 1, "threads", "needs at least one");
   std::vector<HostPart> hosts;
   std::vector<In> owners;
   for (const nb::handle part : parts) hosts.push_back(host_part(nb::cast<nb::tuple>(part), owners));
-  std::vector<float> values;
-  if (bias) {
-    const auto b = dense<const float>(*bias, "bias", 1);
-    values.assign(b.data, b.data + b.last());
-  }
+  std::vector<float> values = floats(bias);
   const nb::gil_scoped_release unlocked;
-  return std::make_shared<PackedWeight>(pack(hosts, bf16 ? WeightKind::bf16 : WeightKind::f32, std::move(values)));
+  return std::make_shared<PackedWeight>(
+      pack(hosts, bf16 ? WeightKind::bf16 : WeightKind::f32, std::move(values), threads));
+}
+
+// (kind, groups per scale, exponent, rows, columns) of each part: what attach() has to be told beside the bytes.
+nb::list described(const PackedWeight& weight) {
+  nb::list parts;
+  for (const WeightPart& p : weight.parts)
+    parts.append(nb::make_tuple(static_cast<int>(p.kind), p.groups_per_scale, p.exponent, p.n, p.k));
+  return parts;
+}
+
+std::shared_ptr<PackedWeight> attach_parts(const nb::list& described, const In& data, const std::optional<In>& bias) {
+  std::vector<WeightPart> parts;
+  for (const nb::handle handle : described) {
+    const auto fields = nb::cast<nb::tuple>(handle);
+    WeightPart p{};
+    p.kind = static_cast<WeightKind>(nb::cast<int>(fields[0]));
+    p.groups_per_scale = nb::cast<int32_t>(fields[1]);
+    p.exponent = nb::cast<int32_t>(fields[2]);
+    p.n = nb::cast<int64_t>(fields[3]);
+    p.k = nb::cast<int64_t>(fields[4]);
+    parts.push_back(p);
+  }
+  const auto bytes = dense<const uint8_t>(data, "data", 1);
+  return std::make_shared<PackedWeight>(
+      attach(std::move(parts), floats(bias), bytes.data, bytes.last(), std::make_shared<In>(data)));
+}
+
+// A view of a weight's memory that keeps the weight alive.
+template <typename T> nb::ndarray<nb::numpy, const T> seen(const T* data, size_t size, nb::handle weight) {
+  return nb::ndarray<nb::numpy, const T>(data, {size}, weight);
 }
 
 const char* kind_name(WeightKind kind) {
@@ -56,8 +90,20 @@ void bind_weights(nb::module_& module) {
         nb::list kinds;
         for (const WeightPart& part : w.parts) kinds.append(kind_name(part.kind));
         return kinds;
+      })
+      .def_prop_ro("parts", &described)
+      .def_prop_ro("data", [](nb::handle self) {
+        const auto& w = nb::cast<const PackedWeight&>(self);
+        return seen(w.parts[0].codes, static_cast<size_t>(w.bytes), self);
+      })
+      .def_prop_ro("bias", [](nb::handle self) {
+        const auto& w = nb::cast<const PackedWeight&>(self);
+        return seen(w.bias.data(), w.bias.size(), self);
       });
-  module.def("pack", &pack_parts, nb::arg("parts"), nb::arg("bf16"), nb::arg("bias").none());
+  module.def("pack", &pack_parts, nb::arg("parts"), nb::arg("bf16"), nb::arg("bias").none(),
+             nb::arg("threads") = 1);
+  module.def("attach", &attach_parts, nb::arg("parts"), nb::arg("data"), nb::arg("bias").none());
+  module.attr("PACKED_VERSION") = kPackedVersion;
 }
 
 }  // namespace octavo

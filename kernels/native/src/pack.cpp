@@ -2,17 +2,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
+#include <mutex>
 #include <stdexcept>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
+#include <thread>
 
 namespace octavo {
 namespace {
+
+constexpr int64_t kWorthThreads = 1 << 16;  // elements
 
 float half_to_float(uint16_t h) {
   const uint32_t sign = (h & 0x8000u) << 16, exponent = h >> 10 & 31u, mantissa = h & 1023u;
@@ -48,19 +46,24 @@ template <typename T> T read(const uint8_t* p) {
   return value;
 }
 
-// How a format stores a scale group: `bytes` each, with the scale first.
+// Nibbles: the first half of a group low and the second high, or neighbours together, even index low, in two's
+// complement.
+enum class Coding { bytes, halves, pairs };
+
+// How a format stores a scale group: `bytes` each, with the scale first and the codes from `first` on.
 struct Format {
   const char* name;
   WeightKind kind;
+  Coding coding;
   int group;  // inputs per scale; 0: the whole row
-  int bytes;
+  int bytes, first;
 };
 
 constexpr Format kFormats[] = {
-    {"Q8_0", WeightKind::q8, 32, 34},          {"Q4_0", WeightKind::q4, 32, 18},
-    {"Q4_1", WeightKind::q4_min, 32, 20},      {"INT4_G32", WeightKind::q4, 32, 18},
-    {"INT4_G64", WeightKind::q4, 64, 34},      {"INT4_G128", WeightKind::q4, 128, 66},
-    {"INT8", WeightKind::q8, 0, 0},
+    {"Q8_0", WeightKind::q8, Coding::bytes, 32, 34, 2},     {"Q4_0", WeightKind::q4, Coding::halves, 32, 18, 2},
+    {"Q4_1", WeightKind::q4_min, Coding::halves, 32, 20, 4}, {"INT4_G32", WeightKind::q4, Coding::pairs, 32, 18, 2},
+    {"INT4_G64", WeightKind::q4, Coding::pairs, 64, 34, 2}, {"INT4_G128", WeightKind::q4, Coding::pairs, 128, 66, 2},
+    {"INT8", WeightKind::q8, Coding::bytes, 0, 0, 2},
 };
 
 const Format* find_format(const std::string& name) {
@@ -69,46 +72,17 @@ const Format* find_format(const std::string& name) {
   return nullptr;
 }
 
-bool is_float_kind(WeightKind kind) { return kind == WeightKind::f32 || kind == WeightKind::bf16; }
-
 bool is_float(const std::string& format) { return format == "F32" || format == "F16" || format == "BF16"; }
-
-int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 
 int64_t group_bytes(WeightKind kind) { return kind == WeightKind::q8 ? kGroup * kLanes : kGroup * kLanes / 2; }
 
-// Zeroed memory, on huge pages where they help.
-std::unique_ptr<uint8_t, void (*)(void*)> allocate(int64_t bytes) {
-  constexpr int64_t kHugePage = 2 << 20;
-  const int64_t page = bytes >= kHugePage ? kHugePage : 4096;
-  const auto size = static_cast<size_t>(round_up(bytes, page));
-  std::unique_ptr<uint8_t, void (*)(void*)> memory{static_cast<uint8_t*>(std::aligned_alloc(page, size)), std::free};
-  if (!memory) throw std::bad_alloc();
-#if defined(__linux__)
-  if (page == kHugePage) madvise(memory.get(), size, MADV_HUGEPAGE);
-#endif
-  std::memset(memory.get(), 0, size);
-  return memory;
-}
-
-struct Sizes {
-  int64_t codes, scales;  // bytes
-};
-
-Sizes sizes(const WeightPart& p) {
-  const int64_t blocks = round_up(p.n, kLanes) / kLanes, groups = p.k_padded / kGroup;
-  if (p.kind == WeightKind::f32) return {blocks * p.k_padded * kLanes * 4, 0};
-  if (p.kind == WeightKind::bf16) return {blocks * p.k_padded * kLanes * 2, 0};
-  const int64_t scale_groups = round_up(groups, p.groups_per_scale) / p.groups_per_scale;
-  const int64_t words = p.kind == WeightKind::q4_min ? 2 * kLanes : kLanes;
-  return {blocks * groups * group_bytes(p.kind), round_up(blocks * scale_groups * words * 2, 64)};
-}
+int64_t words_per_scale(WeightKind kind) { return kind == WeightKind::q4_min ? 2 * kLanes : kLanes; }
 
 WeightPart describe(const HostPart& host, WeightKind float_kind) {
   WeightPart p{};
   p.n = host.n;
   p.k = host.k;
-  p.k_padded = round_up(host.k, kGroup);
+  p.k_padded = padded_inputs(host.k);
   if (is_float(host.format)) {
     p.kind = float_kind;
     p.groups_per_scale = 1;
@@ -118,53 +92,76 @@ WeightPart describe(const HostPart& host, WeightKind float_kind) {
   if (!f) throw std::invalid_argument("unknown weight format '" + host.format + "'");
   p.kind = f->kind;
   p.groups_per_scale = static_cast<int32_t>(f->group ? f->group / kGroup : p.k_padded / kGroup);
-  const int64_t row = f->group ? round_up(host.k, f->group) / f->group * f->bytes : 2 + host.k;
-  if (host.row_bytes != row)
-    throw std::invalid_argument("a row of format " + host.format + " has the wrong size");
+  const int64_t row = f->group ? (host.k + f->group - 1) / f->group * f->bytes : 2 + host.k;
+  if (host.row_bytes != row) throw std::invalid_argument("a row of format " + host.format + " has the wrong size");
   return p;
 }
 
-float float_at(const HostPart& host, int64_t row, int64_t i) {
-  const uint8_t* p = host.data + row * host.row_bytes;
-  if (host.format == "F32") return read<float>(p + 4 * i);
-  const auto word = read<uint16_t>(p + 2 * i);
-  return host.format == "F16" ? half_to_float(word) : bf16_to_float(word);
+// body(first row, end) on whole blocks of 16 rows, shared out among threads.
+template <typename Body> void for_rows(const WeightPart& p, int threads, Body body) {
+  const int64_t blocks = (p.n + kLanes - 1) / kLanes;
+  const int64_t share = p.n * p.k < kWorthThreads ? blocks : (blocks + threads - 1) / threads;
+  std::vector<std::thread> helpers;
+  for (int64_t first = share; first < blocks; first += share)
+    helpers.emplace_back([=, &body] { body(first * kLanes, std::min(p.n, (first + share) * kLanes)); });
+  body(0, std::min(p.n, share * kLanes));
+  for (std::thread& helper : helpers) helper.join();
 }
 
-void pack_float(const HostPart& host, const WeightPart& p, uint8_t* codes) {
-  for (int64_t n = 0; n < p.n; ++n) {
-    const int64_t base = n / kLanes * p.k_padded * kLanes, lane = n % kLanes;
-    for (int64_t i = 0; i < p.k; ++i) {
-      const float x = float_at(host, n, i);
+// ---- floats ---------------------------------------------------------------------------------------------------
+
+void read_row(const HostPart& host, int64_t row, float* out) {
+  const uint8_t* p = host.data + row * host.row_bytes;
+  if (host.format == "F32")
+    std::memcpy(out, p, static_cast<size_t>(host.k) * 4);
+  else if (host.format == "F16")
+    for (int64_t i = 0; i < host.k; ++i) out[i] = half_to_float(read<uint16_t>(p + 2 * i));
+  else
+    for (int64_t i = 0; i < host.k; ++i) out[i] = bf16_to_float(read<uint16_t>(p + 2 * i));
+}
+
+void pack_float(const HostPart& host, const WeightPart& p, uint8_t* codes, int threads) {
+  for_rows(p, threads, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(static_cast<size_t>(p.k));
+    for (int64_t n = begin; n < end; ++n) {
+      read_row(host, n, row.data());
+      const int64_t base = n / kLanes * p.k_padded * kLanes, lane = n % kLanes;
       if (p.kind == WeightKind::f32) {
-        std::memcpy(codes + 4 * (base + i * kLanes + lane), &x, 4);
+        auto* out = reinterpret_cast<float*>(codes) + base + lane;
+        for (int64_t i = 0; i < p.k; ++i) out[i * kLanes] = row[static_cast<size_t>(i)];
       } else {
-        const uint16_t word = float_to_bf16(x);
-        std::memcpy(codes + 2 * (base + i / 2 * 2 * kLanes + lane * 2 + i % 2), &word, 2);
+        auto* out = reinterpret_cast<uint16_t*>(codes) + base + lane * 2;
+        for (int64_t i = 0; i < p.k; ++i) out[i / 2 * 2 * kLanes + i % 2] = float_to_bf16(row[static_cast<size_t>(i)]);
       }
     }
-  }
+  });
 }
 
-// The code of input i of a scale group, as it is stored: int8, or the unsigned nibble.
-uint8_t code_of(const std::string& format, const uint8_t* group, int i) {
-  if (format == "Q8_0" || format == "INT8") return group[2 + i];
-  if (format == "Q4_0") return i < 16 ? group[2 + i] & 15 : group[2 + i - 16] >> 4;
-  if (format == "Q4_1") return i < 16 ? group[4 + i] & 15 : group[4 + i - 16] >> 4;
-  const uint8_t both = group[2 + i / 2];  // INT4: even index low, two's complement
-  return ((i % 2 ? both >> 4 : both & 15) + 8) & 15;
-}
+// ---- codes ----------------------------------------------------------------------------------------------------
 
-void put_code(const WeightPart& p, uint8_t* block, int64_t lane, int64_t i, uint8_t code) {
-  constexpr int kPlace[8] = {0, 2, 4, 6, 1, 3, 5, 7};  // the inverse of kByteOrder
-  uint8_t* group = block + i / kGroup * group_bytes(p.kind);
-  const int64_t at = i % kGroup / 8 * 8 + kPlace[i % 8];
-  if (p.kind == WeightKind::q8) {
-    group[at / 4 * 64 + lane * 4 + at % 4] = code;
+// The codes of a scale group, as they are stored: int8, or the unsigned nibble.
+void read_codes(const Format& f, const uint8_t* group, int64_t count, uint8_t* out) {
+  const uint8_t* p = group + f.first;
+  if (f.coding == Coding::bytes) {
+    std::memcpy(out, p, static_cast<size_t>(count));
+  } else if (f.coding == Coding::halves) {
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(i < 16 ? p[i] & 15 : p[i - 16] >> 4);
   } else {
-    uint8_t& both = group[at / 8 * 64 + lane * 4 + at % 4];
-    both = static_cast<uint8_t>(at % 8 < 4 ? (both & 0xF0) | code : (both & 0x0F) | code << 4);
+    for (int64_t i = 0; i < count; ++i) out[i] = static_cast<uint8_t>(((i % 2 ? p[i / 2] >> 4 : p[i / 2] & 15) + 8) & 15);
   }
+}
+
+// One row's 32 codes of a group to their places; see pack.h.
+void place_group(WeightKind kind, const uint8_t* codes, int64_t lane, uint8_t* group) {
+  uint8_t ordered[kGroup];
+  for (int i = 0; i < kGroup; ++i) ordered[i] = codes[i / 8 * 8 + kByteOrder[i % 8]];
+  if (kind == WeightKind::q8) {
+    for (int word = 0; word < 8; ++word) std::memcpy(group + word * 64 + lane * 4, ordered + 4 * word, 4);
+    return;
+  }
+  for (int word = 0; word < 4; ++word)
+    for (int b = 0; b < 4; ++b)
+      group[word * 64 + lane * 4 + b] = static_cast<uint8_t>(ordered[8 * word + b] | ordered[8 * word + 4 + b] << 4);
 }
 
 // e such that 2^e · largest weight lies just below 2^15, the top of float16.
@@ -175,18 +172,20 @@ int32_t exponent_of(float largest) {
   return std::min(15, std::max(-14, 15 - exponent));
 }
 
-void pack_quantized(const HostPart& host, WeightPart& p, uint8_t* codes, uint8_t* scales) {
+// Rows [begin, end); gives the largest weight that their scales allow.
+float pack_rows(const HostPart& host, const WeightPart& p, const Format& f, uint8_t* codes, uint8_t* scales,
+                int64_t begin, int64_t end) {
   float largest = 0.0f;
-  const Format& f = *find_format(host.format);
-  const int64_t groups = p.k_padded / kGroup, words = p.kind == WeightKind::q4_min ? 2 * kLanes : kLanes;
-  const int64_t scale_groups = round_up(groups, p.groups_per_scale) / p.groups_per_scale;
+  const int64_t groups = p.k_padded / kGroup, words = words_per_scale(p.kind);
+  const int64_t scale_groups = (groups + p.groups_per_scale - 1) / p.groups_per_scale;
   const int64_t width = f.group ? f.group : host.k, bytes = f.group ? f.bytes : 2 + host.k;
-  for (int64_t n = 0; n < p.n; ++n) {
+  // Inputs past k are 0 in the activations; a q4 code of 8 stands for weight 0.
+  std::vector<uint8_t> row(static_cast<size_t>(p.k_padded), p.kind == WeightKind::q4 ? 8 : 0);
+  for (int64_t n = begin; n < end; ++n) {
     const int64_t lane = n % kLanes;
-    uint8_t* block = codes + n / kLanes * groups * group_bytes(p.kind);
     uint8_t* scale = scales + n / kLanes * scale_groups * words * 2 + 2 * lane;
     const uint8_t* group = host.data + n * host.row_bytes;
-    for (int64_t s = 0; s * width < host.k; ++s, group += bytes, scale += words * 2) {
+    for (int64_t i = 0; i < host.k; i += width, group += bytes, scale += words * 2) {
       std::memcpy(scale, group, 2);
       float top = std::fabs(half_to_float(read<uint16_t>(group))) * (p.kind == WeightKind::q8 ? 128.0f : 15.0f);
       if (p.kind == WeightKind::q4_min) {
@@ -194,13 +193,23 @@ void pack_quantized(const HostPart& host, WeightPart& p, uint8_t* codes, uint8_t
         top += std::fabs(half_to_float(read<uint16_t>(group + 2)));
       }
       largest = std::max(largest, top);
-      for (int64_t i = 0; i < width && s * width + i < host.k; ++i)
-        put_code(p, block, lane, s * width + i, code_of(host.format, group, static_cast<int>(i)));
+      read_codes(f, group, std::min(width, host.k - i), row.data() + i);
     }
-    // Inputs past k are 0 in the activations; a q4 code of 8 stands for weight 0.
-    if (p.kind == WeightKind::q4)
-      for (int64_t i = host.k; i < p.k_padded; ++i) put_code(p, block, lane, i, 8);
+    uint8_t* block = codes + n / kLanes * groups * group_bytes(p.kind);
+    for (int64_t g = 0; g < groups; ++g)
+      place_group(p.kind, row.data() + g * kGroup, lane, block + g * group_bytes(p.kind));
   }
+  return largest;
+}
+
+void pack_quantized(const HostPart& host, WeightPart& p, uint8_t* codes, uint8_t* scales, int threads) {
+  float largest = 0.0f;
+  std::mutex mutex;
+  for_rows(p, threads, [&](int64_t begin, int64_t end) {
+    const float top = pack_rows(host, p, *find_format(host.format), codes, scales, begin, end);
+    const std::lock_guard lock(mutex);
+    largest = std::max(largest, top);
+  });
   p.exponent = exponent_of(largest);
 }
 
@@ -214,47 +223,22 @@ void share_exponent(PackedWeight& weight) {
 
 }  // namespace
 
-float PackedWeight::activation_scale() const { return quantized() ? std::ldexp(1.0f, 112 - parts[0].exponent) : 1.0f; }
-
-bool PackedWeight::quantized() const {
-  for (const WeightPart& p : parts)
-    if (!is_float_kind(p.kind)) return true;
-  return false;
-}
-
-bool PackedWeight::wide() const {
-  for (const WeightPart& p : parts)
-    if (p.kind != WeightKind::f32) return false;
-  return true;
-}
-
-PackedWeight pack(const std::vector<HostPart>& hosts, WeightKind float_kind, std::vector<float> bias) {
+PackedWeight pack(const std::vector<HostPart>& hosts, WeightKind float_kind, std::vector<float> bias, int threads) {
   if (hosts.empty()) throw std::invalid_argument("a weight needs at least one part");
-  PackedWeight weight;
-  weight.k = hosts[0].k;
+  std::vector<WeightPart> parts;
   for (const HostPart& host : hosts) {
-    if (host.k != weight.k) throw std::invalid_argument("the parts of a weight differ in their number of columns");
-    WeightPart part = describe(host, float_kind);
-    part.n_offset = weight.n;
-    weight.n += host.n;
-    const Sizes s = sizes(part);
-    weight.bytes += s.codes + s.scales;
-    weight.parts.push_back(part);
+    if (host.k != hosts[0].k) throw std::invalid_argument("the parts of a weight differ in their number of columns");
+    parts.push_back(describe(host, float_kind));
   }
-  if (!bias.empty() && static_cast<int64_t>(bias.size()) != weight.n)
-    throw std::invalid_argument("the bias has the wrong length");
-  weight.bias = std::move(bias);
-  weight.storage = allocate(weight.bytes);
-  uint8_t* at = weight.storage.get();
+  PackedWeight weight = empty_weight(std::move(parts), std::move(bias));
+  uint8_t* at = weight.allocate();
   for (size_t i = 0; i < hosts.size(); ++i) {
     WeightPart& part = weight.parts[i];
     const Sizes s = sizes(part);
-    part.codes = at;
-    part.scales = reinterpret_cast<uint16_t*>(at + s.codes);
     if (is_float(hosts[i].format))
-      pack_float(hosts[i], part, at);
+      pack_float(hosts[i], part, at, threads);
     else
-      pack_quantized(hosts[i], part, at, at + s.codes);
+      pack_quantized(hosts[i], part, at, at + s.codes, threads);
     at += s.codes + s.scales;
   }
   share_exponent(weight);

@@ -26,21 +26,43 @@ struct HostPart {
   int64_t n, k;
 };
 
+// Of a part, in bytes.
+struct Sizes {
+  int64_t codes, scales;
+};
+Sizes sizes(const WeightPart& part);
+
+bool is_float_kind(WeightKind kind);
+int64_t padded_inputs(int64_t k);
+
+// Raised whenever what lies at the addresses of a part changes its meaning: files of packed weights become void.
+constexpr int kPackedVersion = 1;
+
 struct PackedWeight {
   int64_t n = 0, k = 0;
-  std::vector<WeightPart> parts;
-  std::vector<float> bias;  // empty, or n
-  std::unique_ptr<uint8_t, void (*)(void*)> storage{nullptr, nullptr};
+  std::vector<WeightPart> parts;  // their bytes stand one after the other
+  std::vector<float> bias;        // empty, or n
+  std::unique_ptr<uint8_t, void (*)(void*)> storage{nullptr, nullptr};  // of the bytes, or …
+  std::shared_ptr<const void> owner;                                    // … who keeps them
   int64_t bytes = 0;
 
+  uint8_t* allocate();     // own zeroed storage, with the parts in it
   bool quantized() const;  // has a part with codes
   bool wide() const;       // is float32 altogether
   // What tile kernels multiply activations by: their expanded weights are too small by this factor.
   float activation_scale() const;
 };
 
+// Sizes and offsets of parts that agree in k; without storage.
+PackedWeight empty_weight(std::vector<WeightPart> parts, std::vector<float> bias);
+
 // `float_kind` is what F32, F16 and BF16 parts become: WeightKind::f32 or bf16. Throws std::invalid_argument on an
 // unknown format or parts of different k.
-PackedWeight pack(const std::vector<HostPart>& parts, WeightKind float_kind, std::vector<float> bias);
+PackedWeight pack(const std::vector<HostPart>& parts, WeightKind float_kind, std::vector<float> bias, int threads);
+
+// A weight that was packed before, over bytes that lie elsewhere. Of its parts kind, groups_per_scale, exponent, n and k
+// are given. Throws std::invalid_argument where the bytes cannot be those of such parts.
+PackedWeight attach(std::vector<WeightPart> parts, std::vector<float> bias, const uint8_t* data, int64_t bytes,
+                    std::shared_ptr<const void> owner);
 
 }  // namespace octavo

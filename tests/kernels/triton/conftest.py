@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,11 +18,26 @@ if DEVICE == "cpu":
 if importlib.util.find_spec("triton") is None:  # there are none for this system
     collect_ignore_glob = ["test_*.py"]
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """NaN and infinities that a GPU computes with in silence make numpy, beneath the interpreter, warn."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+
 
 def _kernels(dtype: DType) -> KernelSet:
     from kernels.triton.triton_kernels import TritonKernels
 
     return TritonKernels(device=DEVICE, dtype=dtype, num_threads=1)
+
+
+@pytest.fixture
+def make_kernels() -> Callable[[DType], KernelSet]:
+    """New Triton kernels of a type of activations."""
+    return _kernels
 
 
 @pytest.fixture(scope="session", params=[DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16], ids=str)
