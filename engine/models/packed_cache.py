@@ -89,7 +89,7 @@ class PackedCache:
         """What is there of the model as its files are now; None if nothing is, or if it is damaged."""
         try:
             return _read_entry(self._entry_folder(source))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("the packed model of %s is of no use (%s): packing again", source, error)

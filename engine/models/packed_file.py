@@ -46,10 +46,10 @@ class RecordingPacker:
         self._records: list[_Record] = []
 
     def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> Array:
-        return self._keep(self._kernels.pack_linear(parts, bias))
+        return self._keep(self._kernels.pack_linear(parts, bias), bias is not None)
 
     def pack_experts(self, experts: Sequence[Sequence[HostWeight]]) -> Array:
-        return self._keep(self._kernels.pack_experts(experts))
+        return self._keep(self._kernels.pack_experts(experts), False)
 
     def pack_vector(self, host: npt.NDArray[np.float32]) -> Array:
         self._write(_VECTOR, np.ascontiguousarray(host, np.float32).view(np.uint8))
@@ -61,9 +61,9 @@ class RecordingPacker:
         offset = self._file.tell()
         self._file.write(index + _END.pack(offset, len(index), zlib.crc32(index), _MAGIC))
 
-    def _keep(self, weight: Array) -> Array:
+    def _keep(self, weight: Array, has_bias: bool) -> Array:
         for stored in self._kernels.export_weight(weight):
-            self._write(stored.description, stored.data)
+            self._write([stored.description, has_bias], stored.data)
         return weight
 
     def _write(self, description: Any, data: npt.NDArray[np.uint8]) -> None:
@@ -130,10 +130,10 @@ class ReplayingPacker:
         self._stored = iter(file.stored())
 
     def pack_linear(self, parts: Sequence[HostWeight], bias: npt.NDArray[np.float32] | None = None) -> Array:
-        return self._attach([parts], self._kernels.attach_weight)
+        return self._attach([parts], bias is not None, self._kernels.attach_weight)
 
     def pack_experts(self, experts: Sequence[Sequence[HostWeight]]) -> Array:
-        return self._attach(experts, self._kernels.attach_experts)
+        return self._attach(experts, False, self._kernels.attach_experts)
 
     def pack_vector(self, host: npt.NDArray[np.float32]) -> Array:
         stored = self._next()
@@ -152,14 +152,22 @@ class ReplayingPacker:
             raise PackedFileError("it holds fewer weights than this model has")
         return stored
 
+    def _piece(self, has_bias: bool) -> StoredWeight:
+        stored = self._next()
+        description, had_bias = stored.description
+        if had_bias != has_bias:
+            raise ValueError("one has a bias, the other none")
+        return StoredWeight(description, stored.data)
+
     def _attach(
         self,
         weights: Sequence[Sequence[HostWeight]],
+        has_bias: bool,
         attach: Callable[[Sequence[StoredWeight], tuple[int, int]], Array],
     ) -> Array:
         shape = (sum(part.rows for part in weights[0]), weights[0][0].columns)
         try:
-            return attach([self._next() for _ in weights], shape)
+            return attach([self._piece(has_bias) for _ in weights], shape)
         except (ValueError, TypeError, KeyError) as error:
             raise PackedFileError(f"it holds other weights than this model has: {error}") from error
 

@@ -24,6 +24,7 @@ from kernels.interface import (
     LogprobsResult,
     RopeSpec,
     SamplingBatch,
+    StoredWeight,
 )
 from kernels.native import _native
 from kernels.native.weights import WeightForm, pack
@@ -82,6 +83,7 @@ class NativeKernels(KernelSet):
         self._session = _native.Session(os.environ.get("OCTAVO_ISA", "") if isa is None else isa, num_threads)
         self._attention_work = _native.AttentionWork()
         self._form = WeightForm.OWN_BITS if dtype is DType.BFLOAT16 else WeightForm.FLOAT32
+        self.packed_format = f"native{_native.PACKED_VERSION}-{self._form.value.replace(' ', '-')}"
         self._weight_bytes = 0
         self._plans: OrderedDict[Hashable, _Recorded] = OrderedDict()
         self.kv_dtype = dtype
@@ -142,6 +144,29 @@ class NativeKernels(KernelSet):
 
     def weight_bytes(self) -> int:
         return self._weight_bytes
+
+    def export_weight(self, weight: Array) -> list[StoredWeight]:
+        pieces = weight if isinstance(weight, list) else [weight]
+        return [
+            StoredWeight({"parts": [list(part) for part in piece.parts], "bias": piece.bias.tolist()}, piece.data)
+            for piece in pieces
+        ]
+
+    def attach_weight(self, stored: Sequence[StoredWeight], shape: tuple[int, int]) -> Array:
+        [piece] = stored
+        return self._attach(piece, shape)
+
+    def attach_experts(self, stored: Sequence[StoredWeight], shape: tuple[int, int]) -> Array:
+        return [self._attach(piece, shape) for piece in stored]
+
+    def _attach(self, stored: StoredWeight, shape: tuple[int, int]) -> _native.PackedWeight:
+        parts = [tuple(part) for part in stored.description["parts"]]
+        bias = np.asarray(stored.description["bias"], np.float32)
+        weight = _native.attach(parts, stored.data, bias if bias.size else None)
+        if tuple(weight.shape) != shape:
+            raise ValueError(f"a weight of shape {tuple(weight.shape)}, not {shape}")
+        self._weight_bytes += weight.nbytes
+        return weight
 
     # -- the model's operations -----------------------------------------------------------------------------
 
