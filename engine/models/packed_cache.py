@@ -96,7 +96,10 @@ class PackedCache:
             return None
 
     def add(self, source: Path, tensors: TensorSource) -> PackedEntry | None:
-        """An entry for a model, without weights yet; in the place of those of former versions of it."""
+        """An entry for a model, without weights yet; in the place of those of former versions of it. None for a GGUF in
+        parts: its first part, which is what an entry could keep of it, does not name the tensors of the others."""
+        if _PART_NAME.fullmatch(source.name):
+            return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self.prune(source)
@@ -157,15 +160,9 @@ def _files(source: Path) -> list[tuple[str, os.stat_result]]:
     """The files that make up a model, without opening one."""
     if source.is_dir():
         paths = {path for pattern in (*_SMALL_FILES, *_WEIGHT_FILES) for path in source.glob(pattern)}
-    elif (part := _PART_NAME.fullmatch(source.name)) is not None:
-        paths = set(source.parent.glob(f"{_escaped(part[1])}[0-9][0-9][0-9][0-9][0-9]{_escaped(part[2])}"))
     else:
         paths = {source}
     return [(path.name, path.stat()) for path in sorted(paths)]
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _write_entry(folder: Path, source: Path, facts: SourceFacts) -> None:
