@@ -113,14 +113,14 @@ def test_models(client: OpenAI) -> None:
 def test_embeddings_in_the_clients_default_form(live_server: LiveServer) -> None:
     """Report: the official client failed on embeddings, for it asks for base64."""
     # Not strict: the client asks for base64 by itself, but its type of the answer does not know that.
-    client = OpenAI(base_url=live_server.base_url, api_key="none", max_retries=0)
-    texts = ["A page of a book.", "A leaf of a tree."]
-    default = client.embeddings.create(model=MODEL, input=texts)
-    floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
-    for one, other in zip(default.data, floats.data, strict=True):
-        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
-        assert sum(number * number for number in one.embedding) == pytest.approx(1, abs=1e-4)
-    assert len(client.embeddings.create(model=MODEL, input=[1, 2, 3], dimensions=64).data[0].embedding) == 64
+    with OpenAI(base_url=live_server.base_url, api_key="none", max_retries=0) as client:
+        texts = ["A page of a book.", "A leaf of a tree."]
+        default = client.embeddings.create(model=MODEL, input=texts)
+        floats = client.embeddings.create(model=MODEL, input=texts, encoding_format="float")
+        for one, other in zip(default.data, floats.data, strict=True):
+            assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+            assert sum(number * number for number in one.embedding) == pytest.approx(1, abs=1e-4)
+        assert len(client.embeddings.create(model=MODEL, input=[1, 2, 3], dimensions=64).data[0].embedding) == 64
 
 
 def test_responses(client: OpenAI) -> None:
@@ -152,9 +152,13 @@ def test_errors_are_the_clients_own(client: OpenAI) -> None:
 
 def test_a_key_is_asked_for(default_model_path: object) -> None:
     with serving("--executor", "fake", "--api-key", "ops=SECRET") as server:
-        with pytest.raises(openai.AuthenticationError):
-            OpenAI(base_url=server.base_url, api_key="wrong", max_retries=0).models.list()
-        assert list(OpenAI(base_url=server.base_url, api_key="SECRET").models.list())
+        with (
+            OpenAI(base_url=server.base_url, api_key="wrong", max_retries=0) as stranger,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            stranger.models.list()
+        with OpenAI(base_url=server.base_url, api_key="SECRET") as friend:
+            assert list(friend.models.list())
 
 
 def test_a_client_that_comes_too_early_waits_by_itself(default_model_path: object) -> None:
@@ -164,9 +168,8 @@ def test_a_client_that_comes_too_early_waits_by_itself(default_model_path: objec
         while not server.url and time.monotonic() < deadline:
             server.url = _listening_url(server)
             time.sleep(0.01)
-        answer = OpenAI(base_url=server.base_url, api_key="none", max_retries=20).completions.create(
-            model=MODEL, prompt="a", max_tokens=2
-        )
+        with OpenAI(base_url=server.base_url, api_key="none", max_retries=20) as client:
+            answer = client.completions.create(model=MODEL, prompt="a", max_tokens=2)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 2
 
