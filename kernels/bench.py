@@ -21,7 +21,7 @@ from itertools import cycle
 
 import numpy as np
 
-from kernels.bench_parts import BLOCK_SIZE, Case, activations, filled_cache, random_weight, say
+from kernels.bench_parts import BLOCK_SIZE, Case, activations, filled_cache, random_weight, sampling_of, say
 from kernels.interface import (
     Activation,
     Array,
@@ -30,7 +30,6 @@ from kernels.interface import (
     KernelSet,
     KVCacheSpec,
     RopeSpec,
-    SamplingBatch,
 )
 from kernels.select import select
 
@@ -181,27 +180,7 @@ def token_cases(kernels: KernelSet) -> Iterator[Case]:
 
 def sampling_cases(kernels: KernelSet) -> Iterator[Case]:
     """A batch of 16 rows of a 49,152-token vocabulary."""
-    rows, vocab_size = 16, 49152
-    logits = kernels.upload(np.random.default_rng(2).standard_normal((rows, vocab_size), np.float32) * 3)
-    tokens = np.zeros(rows, np.int32)
-    for name, temperature, top_k, top_p in (
-        ("greedy", 0.0, 0, 1.0),
-        ("temperature 1", 1.0, 0, 1.0),
-        ("top_k 40", 1.0, 40, 1.0),
-        ("top_p 0.9", 1.0, 0, 0.9),
-    ):
-        batch = SamplingBatch(
-            temperature=np.full(rows, temperature, np.float32),
-            top_k=np.full(rows, top_k, np.int32),
-            top_p=np.full(rows, top_p, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            seed=np.arange(rows, dtype=np.uint64),
-            choice_index=np.zeros(rows, np.int32),
-            output_position=np.zeros(rows, np.int32),
-        )
-        draw = partial(kernels.sample, logits, batch)
-        yield Case(f"sample, {name}, {rows} rows", draw, 4 * rows * vocab_size)
-    yield Case(f"logprobs, {rows} rows", partial(kernels.logprobs, logits, tokens, 5), 4 * rows * vocab_size)
+    return sampling_of(kernels, 16, 49152)
 
 
 CASES = {"linear": linear_cases, "attention": attention_cases, "tokens": token_cases, "sampling": sampling_cases}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import ml_dtypes
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
 
-from kernels.interface import Array, HostWeight, KernelSet, KVCacheSpec
+from kernels.interface import Array, HostWeight, KernelSet, KVCacheSpec, SamplingBatch
 
 BLOCK_SIZE = 16
 
@@ -48,6 +49,29 @@ def filled_cache(kernels: KernelSet, spec: KVCacheSpec) -> Array:
     for layer in range(spec.num_layers):
         kernels.rope_and_store_kv(x, x, x, positions, None, None, cache, layer, slots)
     return cache
+
+
+def sampling_of(kernels: KernelSet, rows: int, vocab_size: int) -> Iterator[Case]:
+    """Draws in the usual ways and logprobs, with what is copied to and from the host."""
+    logits = kernels.upload(np.random.default_rng(2).standard_normal((rows, vocab_size), np.float32) * 3)
+    nothing, num_bytes = np.zeros(rows, np.int32), 4.0 * rows * vocab_size
+    for name, temperature, top_k, top_p in (
+        ("greedy", 0.0, 0, 1.0),
+        ("temperature 1", 1.0, 0, 1.0),
+        ("top_k 40", 1.0, 40, 1.0),
+        ("top_p 0.9", 1.0, 0, 0.9),
+    ):
+        batch = SamplingBatch(
+            temperature=np.full(rows, temperature, np.float32),
+            top_k=np.full(rows, top_k, np.int32),
+            top_p=np.full(rows, top_p, np.float32),
+            min_p=np.zeros(rows, np.float32),
+            seed=np.arange(rows, dtype=np.uint64),
+            choice_index=nothing,
+            output_position=nothing,
+        )
+        yield Case(f"sample, {name}, {rows} rows", partial(kernels.sample, logits, batch), num_bytes)
+    yield Case(f"logprobs, {rows} rows", partial(kernels.logprobs, logits, nothing, 5), num_bytes)
 
 
 def say(line: str) -> None:

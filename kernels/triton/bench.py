@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from kernels import formats
-from kernels.bench_parts import BLOCK_SIZE, Case, activations, filled_cache, say
-from kernels.interface import Array, AttentionSpec, DType, HostWeight, KernelSet, KVCacheSpec, SamplingBatch
+from kernels.bench_parts import BLOCK_SIZE, Case, activations, filled_cache, sampling_of, say
+from kernels.interface import Array, AttentionSpec, DType, HostWeight, KernelSet, KVCacheSpec
 from kernels.triton.triton_kernels import TritonKernels
 
 
@@ -58,7 +58,7 @@ class Result:
 def cases(kernels: KernelSet, invariant: KernelSet, sizes: Sizes) -> Iterator[Case]:
     yield from _attention(kernels, sizes)
     yield from _products(kernels, invariant, sizes)
-    yield from _sampling(kernels, sizes)
+    yield from sampling_of(kernels, sizes.rows, sizes.vocabulary)
 
 
 def _attention(kernels: KernelSet, sizes: Sizes) -> Iterator[Case]:
@@ -121,31 +121,6 @@ def _products(kernels: KernelSet, invariant: KernelSet, sizes: Sizes) -> Iterato
 
 def _by_turns(kernels: KernelSet, x: Array, weights: Iterator[Array], out: Array) -> Callable[[], object]:
     return lambda: kernels.linear(x, next(weights), out)
-
-
-def _sampling(kernels: KernelSet, sizes: Sizes) -> Iterator[Case]:
-    """With what is copied to and from the host."""
-    rows, num_bytes = sizes.rows, 4.0 * sizes.rows * sizes.vocabulary
-    logits = np.random.default_rng(2).standard_normal((rows, sizes.vocabulary), np.float32) * 3
-    uploaded = kernels.upload(logits)
-    nothing = np.zeros(rows, np.int32)
-    for name, temperature, top_k, top_p in (
-        ("greedy", 0.0, 0, 1.0),
-        ("temperature 1", 1.0, 0, 1.0),
-        ("top_k 40", 1.0, 40, 1.0),
-        ("top_p 0.9", 1.0, 0, 0.9),
-    ):
-        batch = SamplingBatch(
-            temperature=np.full(rows, temperature, np.float32),
-            top_k=np.full(rows, top_k, np.int32),
-            top_p=np.full(rows, top_p, np.float32),
-            min_p=np.zeros(rows, np.float32),
-            seed=np.arange(rows, dtype=np.uint64),
-            choice_index=nothing,
-            output_position=nothing,
-        )
-        yield Case(f"sample, {name}, {rows} rows", partial(kernels.sample, uploaded, batch), num_bytes)
-    yield Case(f"logprobs, {rows} rows", partial(kernels.logprobs, uploaded, nothing, 5), num_bytes)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
