@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from server import model_store
 from tests.e2e.live import LiveServer, serving
+
+if not torch.cuda.is_available():
+    # Triton reads it when it is loaded, and some tests' libraries load it while tests are being collected.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

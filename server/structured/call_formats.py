@@ -70,8 +70,8 @@ _HERMES_MARKS: Final[Mapping[str, str]] = {
 }
 HERMES: Final = CallFormat("hermes", **_HERMES_MARKS)  # type: ignore[arg-type]  # texts only
 GENERIC: Final = CallFormat("generic", in_template=False, **_HERMES_MARKS)  # type: ignore[arg-type]
-LLAMA: Final = CallFormat(
-    "llama",
+BARE_JSON: Final = CallFormat(
+    "bare-json",
     trigger="{",
     before_name='{"name": "',
     before_arguments='", "parameters": ',
@@ -81,7 +81,7 @@ LLAMA: Final = CallFormat(
     optional_begin="<|python_tag|>",
     single=True,
 )
-_MISTRAL_MARKS: Final[Mapping[str, str]] = {
+_BRACKETED_MARKS: Final[Mapping[str, str]] = {
     "trigger": "[TOOL_CALLS]",
     "before_name": '{"name": "',
     "before_arguments": '", "arguments": ',
@@ -89,10 +89,10 @@ _MISTRAL_MARKS: Final[Mapping[str, str]] = {
     "between": ", ",
     "end": "]",
 }
-MISTRAL: Final = CallFormat("mistral", begin="[TOOL_CALLS][", id_chars=9, **_MISTRAL_MARKS)  # type: ignore[arg-type]
-MISTRAL_SPACED: Final = CallFormat("mistral", begin="[TOOL_CALLS] [", id_chars=9, **_MISTRAL_MARKS)  # type: ignore[arg-type]
-MISTRAL_ARGS: Final = CallFormat(
-    "mistral-args",
+BRACKETED: Final = CallFormat("bracketed", begin="[TOOL_CALLS][", id_chars=9, **_BRACKETED_MARKS)  # type: ignore[arg-type]
+BRACKETED_SPACED: Final = CallFormat("bracketed", begin="[TOOL_CALLS] [", id_chars=9, **_BRACKETED_MARKS)  # type: ignore[arg-type]
+BRACKETED_ARGS: Final = CallFormat(
+    "bracketed-args",
     trigger="[TOOL_CALLS]",
     before_name="[TOOL_CALLS]",
     before_arguments="[ARGS]",
@@ -119,12 +119,12 @@ def format_of_template(sources: Mapping[str, str]) -> CallFormat:
     source = sources.get("tool_use") or sources.get("default", "")
     if "[TOOL_CALLS]" in source and "tools" in source:
         if "[ARGS]" in source:
-            return MISTRAL_ARGS
-        return MISTRAL_SPACED if "[TOOL_CALLS] [" in source else MISTRAL
+            return BRACKETED_ARGS
+        return BRACKETED_SPACED if "[TOOL_CALLS] [" in source else BRACKETED
     if "<tool_call>" in source and "tools" in source and "<function=" not in source and "<arg_key>" not in source:
         return HERMES
     if "<|start_header_id|>" in source and '"parameters": ' in source and "tools" in source:
-        return LLAMA
+        return BARE_JSON
     if "<start_of_turn>" in source and "tools" not in source:
         return PYTHONIC
     return GENERIC

@@ -11,7 +11,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from server.protocol.chat import ChatChunk, ChatResponse
-from server.structured.call_formats import HERMES, LLAMA
+from server.structured.call_formats import BARE_JSON, HERMES
 from tests.server.structured.matching import accepts, begins
 from tests.server.toy import TEMPLATE, ToyEngine, saying, toy_server
 
@@ -323,8 +323,8 @@ async def test_a_result_has_the_name_of_its_function_where_the_client_leaves_it_
 async def test_a_template_that_takes_one_call_gets_one() -> None:
     grammar = await grammar_of(TEMPLATE + "{# tools <|start_header_id|> '\"parameters\": ' #}")
     assert grammar is not None
-    assert accepts(grammar, LLAMA.write(CALLS[:1]))
-    assert not begins(grammar, LLAMA.write(CALLS))
+    assert accepts(grammar, BARE_JSON.write(CALLS[:1]))
+    assert not begins(grammar, BARE_JSON.write(CALLS))
 
 
 # Refusals

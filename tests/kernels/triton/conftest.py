@@ -1,9 +1,8 @@
-"""Fixtures of the Triton kernels' tests. Without a GPU the kernels run in Triton's interpreter."""
+"""Fixtures of the Triton kernels' tests. Without a GPU the kernels run in the interpreter."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import torch
 from kernels.interface import DType, KernelSet
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"  # read when a module with kernels is loaded
 if importlib.util.find_spec("triton") is None:  # there are none for this system
     collect_ignore_glob = ["test_*.py"]
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from server.structured.call_formats import (
+    BARE_JSON,
+    BRACKETED,
+    BRACKETED_ARGS,
+    BRACKETED_SPACED,
     GENERIC,
     HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_SPACED,
     PYTHONIC,
     CallFormat,
     format_of_template,
@@ -24,7 +24,7 @@ from server.structured.reasoning import after_reasoning, reasoning_of
 from server.structured.schema import prepare
 from tests.server.structured.matching import accepts, begins, builder
 
-FORMATS = (GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, MISTRAL_SPACED, PYTHONIC)
+FORMATS = (GENERIC, HERMES, BARE_JSON, BRACKETED, BRACKETED_ARGS, BRACKETED_SPACED, PYTHONIC)
 each_format = pytest.mark.parametrize("calls", FORMATS, ids=lambda calls: calls.name)
 WEATHER = {
     "type": "object",
@@ -113,7 +113,7 @@ def test_keyword_arguments_keep_their_order_and_may_be_left_out() -> None:
 
 
 def test_a_control_token_may_open_a_llama_call() -> None:
-    assert accepts(grammar(LLAMA), "<|python_tag|>" + LLAMA.write([ALL]))
+    assert accepts(grammar(BARE_JSON), "<|python_tag|>" + BARE_JSON.write([ALL]))
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_a_control_token_may_open_a_llama_call() -> None:
     [
         ('{% if tools %}<tools>…<tool_call>\\n{"name": …{% endif %}', HERMES),
         ("{% if tools %}<tool_call>\n<function=…{% endif %}", GENERIC),
-        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [", MISTRAL_SPACED),
-        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS][", MISTRAL),
-        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
-        ('<|start_header_id|>{{ tools }}\'{"name": "\' + \'"parameters": \'', LLAMA),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [", BRACKETED_SPACED),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS][", BRACKETED),
+        ("{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]", BRACKETED_ARGS),
+        ('<|start_header_id|>{{ tools }}\'{"name": "\' + \'"parameters": \'', BARE_JSON),
         ("<start_of_turn>{{ message }}", PYTHONIC),
         ("<|im_start|>{{ message }}", GENERIC),
     ],

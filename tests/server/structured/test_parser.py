@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from server.structured.call_formats import (
+    BARE_JSON,
+    BRACKETED,
+    BRACKETED_ARGS,
+    BRACKETED_SPACED,
     GENERIC,
     HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    MISTRAL_SPACED,
     PYTHONIC,
     CallFormat,
 )
 from server.structured.parser import AnswerParts, AnswerSyntax, Piece, ReasoningMarks, added_up
 
-FORMATS = (GENERIC, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, MISTRAL_SPACED, PYTHONIC)
+FORMATS = (GENERIC, HERMES, BARE_JSON, BRACKETED, BRACKETED_ARGS, BRACKETED_SPACED, PYTHONIC)
 ARGUMENTS: dict[str, Any] = {"city": 'S\\ã"o) ,=]}{', "days": [1, 2.5, None], "deep": {"a": True, "b": "True, None"}}
 CALLS: list[tuple[str, dict[str, Any]]] = [("get_weather", ARGUMENTS), ("now", {})]
 THINK = ReasoningMarks("<think>", "</think>", open=False)
@@ -94,9 +94,9 @@ def test_reasoning_is_told_apart(size: int) -> None:
 
 
 def test_calls_come_after_reasoning() -> None:
-    told = read(AnswerSyntax(INSIDE, LLAMA), "A call.</think>\n\n" + LLAMA.write(CALLS[1:]))
+    told = read(AnswerSyntax(INSIDE, BARE_JSON), "A call.</think>\n\n" + BARE_JSON.write(CALLS[1:]))
     assert told == AnswerParts("A call.", "", (("now", "{}"),))
 
 
 def test_a_control_token_may_come_before_a_llama_call() -> None:
-    assert read(AnswerSyntax(calls=LLAMA), "<|python_tag|>" + LLAMA.write(CALLS[1:])).calls == (("now", "{}"),)
+    assert read(AnswerSyntax(calls=BARE_JSON), "<|python_tag|>" + BARE_JSON.write(CALLS[1:])).calls == (("now", "{}"),)
