@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.device import LOG2_E, dot, narrow, power_of_two, tanh
+from kernels.triton.device import LOG2_E, dot, narrow, operand, power_of_two, tanh
 
 
 @triton.jit
@@ -53,7 +53,7 @@ def _attend(
         offsets = positions % BLOCK_SIZE
         rows = block_ids * block_stride + offsets * token_stride
         k = tl.load(keys + rows[None, :] + dims[:, None], mask=written[None, :] & (dims[:, None] < HEAD_DIM), other=0.0)
-        scores = dot(q, k.to(q.dtype), tl.zeros([ROWS, KEYS], tl.float32)) * scale
+        scores = dot(q, operand(k, q.dtype), tl.zeros([ROWS, KEYS], tl.float32)) * scale
         if QUANTIZED:
             scale_rows = block_ids * scale_block_stride + offsets * scale_token_stride
             scores *= tl.load(key_scales + scale_rows, mask=written, other=0.0)[None, :]
@@ -75,7 +75,7 @@ def _attend(
             mask=written[:, None] & (value_dims[None, :] < VALUE_DIM),
             other=0.0,
         )
-        sums = dot(narrow(weights, q.dtype), v.to(q.dtype), sums * shrink[:, None])
+        sums = dot(narrow(weights, q.dtype), operand(v, q.dtype), sums * shrink[:, None])
         maximum = risen
     return maximum, total, sums
 

@@ -31,6 +31,14 @@ def dot(a: tl.tensor, b: tl.tensor, total: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def operand(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
+    """Codes or values for a dot with a tile of TYPE. The interpreter makes no bfloat16 of whole numbers: it widens."""
+    if INTERPRETED:
+        return x.to(tl.float32)
+    return x.to(TYPE)
+
+
+@triton.jit
 def narrow(x: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """float32 x as TYPE, rounded to nearest even. The interpreter cuts bfloat16's bits off: there they go before."""
     if INTERPRETED and tl.bfloat16 == TYPE:

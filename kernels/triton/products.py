@@ -6,19 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.device import INTERPRETED
-
 _MULTIPROCESSORS = 132  # of a Hopper card; a constant, so that no result depends on the card
 _MOST_SPLITS = 16
 _REDUCED_AT_ONCE = 1024
-
-
-@triton.jit
-def whole_numbers(codes: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """Codes as operands of a dot with tiles of TYPE. The interpreter makes no bfloat16 of whole numbers."""
-    if INTERPRETED:
-        return codes.to(tl.float32)
-    return codes.to(TYPE)
 
 
 def num_splits(num_tiles: int, num_steps: int, least_steps: int, resident: int) -> int:

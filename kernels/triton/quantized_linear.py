@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.triton.device import dot
-from kernels.triton.products import new_partial_sums, num_splits, reduce_splits, whole_numbers
+from kernels.triton.device import dot, operand
+from kernels.triton.products import new_partial_sums, num_splits, reduce_splits
 from kernels.triton.quantized_weights import QuantizedWeight
 
 _LEAST_INPUTS_A_SPLIT = 256
@@ -219,7 +219,7 @@ def _add_group(
     weights = codes.to(tl.int8)
     if BITS == 4 and not HAS_MINIMUM:
         weights = weights - 8
-    weights = whole_numbers(weights, x.dtype)
+    weights = operand(weights, x.dtype)
     if PER_CHANNEL:
         return dot(weights, x, acc)
     scale = tl.load(scales + group * num_outputs + n, mask=n_mask, other=0.0).to(tl.float32)
